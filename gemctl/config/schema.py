@@ -1,0 +1,192 @@
+"""The whole configuration as plain dataclasses; pydantic checks them strictly, unknown keys are errors.
+
+gemctl train --cfg        # prints the composed configuration
+"""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field
+
+from gemctl.specs.model import ModelConfig
+
+FORBID = ConfigDict(extra="forbid")
+Positive = Annotated[int, Field(ge=1)]
+NonNegative = Annotated[int, Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+Degree = Annotated[int, Field(ge=1)] | Literal["auto"]
+TableSharding = Literal["row_wise", "table_wise"]
+
+
+@dataclass
+class RunConfig:
+    """Names the run and where its directory lies."""
+
+    __pydantic_config__ = FORBID
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="folder below root")] = "gem"
+    root: Annotated[str, Field(min_length=1, description="where run directories lie")] = "runs"
+    seed: Annotated[NonNegative, Field(description="seed of init, data order and dropout")] = 0
+
+
+@dataclass
+class TrainConfig:
+    """How much is trained, and what a step does."""
+
+    __pydantic_config__ = FORBID
+    global_batch: Annotated[Positive, Field(description="rows per step, over all ranks")] = 4096
+    steps: Annotated[Positive, Field(description="steps of the whole run")] = 100
+    eval_every: Annotated[NonNegative, Field(description="steps between evaluations; 0: at the end only")] = 0
+    accumulate: Annotated[Positive, Field(description="micro-batches of the dense part in a step")] = 1
+    nan: Annotated[Literal["skip", "stop"], Field(description="what a non-finite loss does")] = "skip"
+    log_every: Annotated[Positive, Field(description="steps between lines in metrics.jsonl")] = 10
+
+
+@dataclass
+class BudgetsConfig:
+    """How many failures of a kind are answered with another attempt."""
+
+    __pydantic_config__ = FORBID
+    crash: NonNegative = 0
+
+
+@dataclass
+class RecoverConfig:
+    """When a run counts as dead or stuck, and how often it is brought back."""
+
+    __pydantic_config__ = FORBID
+    heartbeat: Annotated[PositiveFloat, Field(description="seconds between beats of an attempt")] = 1.0
+    watchdog: Annotated[PositiveFloat, Field(description="seconds that a stage may take without progress")] = 300.0
+    budgets: BudgetsConfig = field(default_factory=BudgetsConfig)
+
+
+@dataclass
+class SyntheticConfig:
+    """Size of the seeded synthetic click log; it is written to `data.train` and `data.eval` when absent."""
+
+    __pydantic_config__ = FORBID
+    users: Positive = 5000
+    items: Positive = 20000
+    rows: Positive = 1_000_000
+    eval_rows: Positive = 100_000
+    seed: NonNegative = 0
+
+
+@dataclass
+class DataConfig:
+    """Which rows, what their columns mean, and in which order they come."""
+
+    __pydantic_config__ = FORBID
+    spec: Annotated[str, Field(min_length=1, description="feature spec (YAML)")]
+    train: Annotated[str, Field(min_length=1, description="Parquet file or folder (any fsspec URL)")]
+    eval: Annotated[str | None, Field(description="Parquet file or folder; null: no evaluation")] = None
+    order: Literal["time", "shuffled"] = "shuffled"
+    window: Annotated[Positive, Field(description="row groups that are shuffled together")] = 4
+    prefetch: Annotated[NonNegative, Field(description="batches read ahead; 0: read in the loop")] = 2
+    histories: Annotated[Literal["keep", "empty"], Field(description="empty: every event history has no events")] = (
+        "keep"
+    )
+    synthetic: SyntheticConfig | None = None
+
+
+@dataclass
+class PrecisionConfig:
+    """Formats of the dense part."""
+
+    __pydantic_config__ = FORBID
+    dense: Annotated[Literal["fp32", "bf16"], Field(description="compute format; weights and sums stay fp32")] = "fp32"
+
+
+@dataclass
+class DenseOptimConfig:
+    """AdamW over all dense parameters, one global gradient norm."""
+
+    __pydantic_config__ = FORBID
+    lr: PositiveFloat = 1e-3
+    betas: Annotated[list[Annotated[float, Field(ge=0, lt=1)]], Field(min_length=2, max_length=2)] = field(
+        default_factory=lambda: [0.9, 0.999]
+    )
+    eps: PositiveFloat = 1e-8
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    warmup: Annotated[NonNegative, Field(description="steps of linear warm-up, tables too")] = 0
+    clip_norm: Annotated[PositiveFloat | None, Field(description="bound of the dense gradients' norm; null: none")] = (
+        1.0
+    )
+
+
+@dataclass
+class TablesOptimConfig:
+    """Row-wise AdaGrad, fused into the tables' backward."""
+
+    __pydantic_config__ = FORBID
+    lr: PositiveFloat = 0.02
+    eps: PositiveFloat = 1e-8
+
+
+@dataclass
+class OptimConfig:
+    __pydantic_config__ = FORBID
+    dense: DenseOptimConfig = field(default_factory=DenseOptimConfig)
+    tables: TablesOptimConfig = field(default_factory=TablesOptimConfig)
+
+
+@dataclass
+class TopologyConfig:
+    """Degrees of the 5D mesh: world = dp_replicate·dp_shard = mp_replicate·mp_shard."""
+
+    __pydantic_config__ = FORBID
+    world_size: Annotated[Degree, Field(description="ranks; auto: launcher.nodes × launcher.ranks_per_node")] = "auto"
+    dp_replicate: Degree = 1
+    dp_shard: Degree = "auto"
+    ep: Degree = 1
+    mp_replicate: Degree = 1
+    mp_shard: Degree = "auto"
+    table_sharding: Annotated[TableSharding, Field(description="of every table not named in `tables`")] = "row_wise"
+    tables: Annotated[dict[str, TableSharding], Field(description="sharding of single tables, by name")] = field(
+        default_factory=dict
+    )
+
+
+@dataclass
+class ClusterConfig:
+    """What a rank runs on."""
+
+    __pydantic_config__ = FORBID
+    device: Literal["cpu", "cuda"] = "cpu"
+    memory_gb: Annotated[PositiveFloat | None, Field(description="memory of one host; null: this machine's")] = None
+
+
+@dataclass
+class CheckpointConfig:
+    """When the state is saved and how many checkpoints are kept."""
+
+    __pydantic_config__ = FORBID
+    every: Annotated[NonNegative, Field(description="steps between saves; 0: at the end only")] = 0
+    keep: Annotated[Positive, Field(description="published checkpoints kept, newest first")] = 3
+
+
+@dataclass
+class LauncherConfig:
+    """Where the agents are started."""
+
+    __pydantic_config__ = FORBID
+    kind: Literal["local"] = "local"
+    nodes: Positive = 1
+    ranks_per_node: Positive = 1
+
+
+@dataclass
+class Config:
+    """Everything that can be set. Groups lie in `configs/`."""
+
+    __pydantic_config__ = FORBID
+    data: DataConfig
+    run: RunConfig = field(default_factory=RunConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    recover: RecoverConfig = field(default_factory=RecoverConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    precision: PrecisionConfig = field(default_factory=PrecisionConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    topology: TopologyConfig = field(default_factory=TopologyConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    launcher: LauncherConfig = field(default_factory=LauncherConfig)

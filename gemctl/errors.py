@@ -1,0 +1,33 @@
+"""Errors that a user can act on, and the exit code of each.
+
+Everything that is the user's to mend raises one of these; the command line prints the message alone. Any other
+exception is a defect of gemctl and keeps its traceback.
+"""
+
+
+class GemctlError(Exception):
+    """The run failed. The message says what is wrong, where (config key, file, rank), and what to do."""
+
+    exit_code = 1
+
+
+class InputError(GemctlError):
+    """Bad input: `problems` holds every violation, one line each, found before anything was started."""
+
+    exit_code = 2
+
+    def __init__(self, problems: str | list[str]) -> None:
+        self.problems = [problems] if isinstance(problems, str) else list(problems)
+        super().__init__("\n".join(self.problems))
+
+
+class DoesNotFit(GemctlError):
+    """The plan needs more than the cluster has; the message names the largest objects and the nearest change."""
+
+    exit_code = 3
+
+
+class Interrupted(GemctlError):
+    """The user stopped the run; what was done is saved and the message says how to go on."""
+
+    exit_code = 130

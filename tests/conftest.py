@@ -1,0 +1,35 @@
+"""Shared by all tests: the fork server for multi-process worlds, and each suite's seconds beside its share."""
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests import world
+
+FAST_SHARE = {"core": 150, "models": 60, "mesh": 90, "recovery": 90, "kernels": 60, "rest": 30}
+SLOW_SHARE = {"mesh": 600, "rest": 240, "recovery": 600, "core": 240, "kernels": 240, "models": 240}
+_seconds: dict[str, float] = defaultdict(float)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def fork_server() -> Iterator[None]:
+    """Ends the fork server after the last test."""
+    yield
+    world.stop()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: Any) -> Any:
+    start = time.monotonic()
+    result = yield
+    _seconds[item.nodeid.split("/")[1]] += time.monotonic() - start
+    return result
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: Any) -> None:
+    share = SLOW_SHARE if config.getoption("-m") == "slow" else FAST_SHARE
+    for suite, seconds in sorted(_seconds.items()):
+        terminalreporter.write_line(f"suite {suite}: {seconds:.1f} s of {share.get(suite, 0)} s")
