@@ -1,12 +1,15 @@
 """Shared by all tests: the fork server for multi-process worlds, and each suite's seconds beside its share."""
 
+import os
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gemctl import env
 from tests import world
 
 FAST_SHARE = {"core": 150, "models": 60, "mesh": 90, "recovery": 90, "kernels": 60, "rest": 30}
@@ -33,3 +36,20 @@ def pytest_terminal_summary(terminalreporter: Any, config: Any) -> None:
     share = SLOW_SHARE if config.getoption("-m") == "slow" else FAST_SHARE
     for suite, seconds in sorted(_seconds.items()):
         terminalreporter.write_line(f"suite {suite}: {seconds:.1f} s of {share.get(suite, 0)} s")
+
+
+def _needs() -> dict[str, str]:
+    lines = (Path(__file__).parent / "required.txt").read_text().splitlines()
+    return dict(line.split() for line in lines if line and not line.startswith("#"))  # type: ignore[misc]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: Any, call: Any) -> Any:
+    """Under CI=true a skip is a failure, unless required.txt names a variable that is not set."""
+    report = yield
+    if report.skipped and env.in_ci() and not hasattr(report, "wasxfail"):
+        need = _needs().get(item.nodeid.split("::")[0], "")
+        if not (need.startswith("env:") and not os.environ.get(need.removeprefix("env:"))):
+            report.outcome = "failed"
+            report.longrepr = f"{item.nodeid} was skipped under CI ({need or 'not in tests/required.txt'})"
+    return report
