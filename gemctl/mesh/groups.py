@@ -1,0 +1,148 @@
+"""From degrees to ranks: the grids, the process groups of every axis, and the mesh laid over hosts.
+
+Pure NumPy, no processes. The innermost (last) axis of a grid has neighbouring ranks, so it lies in the fastest tier:
+`ep` inside `dp_shard` inside `dp_replicate`; `mp_shard` inside `mp_replicate`.
+
+    gemctl plan experiment=main        # draws the groups of every axis, host by host
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gemctl.errors import InputError
+from gemctl.mesh.axes import EXPERT_SHARD, Axis
+from gemctl.mesh.topology import Topology
+
+Ranks = NDArray[np.int64]
+FORMAT = 1
+
+
+def dense_grid(topology: Topology) -> Ranks:
+    """Ranks int64 [dp_replicate, dp_shard]."""
+    return np.arange(topology.world_size).reshape(topology.dp_replicate, topology.dp_shard)
+
+
+def expert_grid(topology: Topology) -> Ranks:
+    """The dense grid with `dp_shard` re-carved: ranks int64 [dp_replicate, dp_shard / ep, ep]."""
+    return np.arange(topology.world_size).reshape(topology.dp_replicate, topology.expert_shard, topology.ep)
+
+
+def table_grid(topology: Topology) -> Ranks:
+    """Ranks int64 [mp_replicate, mp_shard]."""
+    return np.arange(topology.world_size).reshape(topology.mp_replicate, topology.mp_shard)
+
+
+def groups(topology: Topology) -> dict[str, Ranks]:
+    """Process groups by axis (and `expert_shard`): int64 [groups, degree], every rank once; row order = group rank."""
+    dense, experts, tables = dense_grid(topology), expert_grid(topology), table_grid(topology)
+    return {
+        Axis.DP_REPLICATE.value: dense.T,
+        Axis.DP_SHARD.value: dense,
+        EXPERT_SHARD: experts.swapaxes(1, 2).reshape(-1, topology.expert_shard),
+        Axis.EP.value: experts.reshape(-1, topology.ep),
+        Axis.MP_REPLICATE.value: tables.T,
+        Axis.MP_SHARD.value: tables,
+    }
+
+
+@dataclass(frozen=True)
+class HostReport:
+    """A host as its agent reports it: its slots and its topology address, outermost switch first ("spine.leaf1.n2")."""
+
+    name: str
+    slots: int
+    address: str = ""
+
+
+@dataclass(frozen=True)
+class LaidRank:
+    """Where one rank runs."""
+
+    rank: int
+    host: str
+    local_rank: int
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """A topology laid over hosts; the value of mesh.json."""
+
+    topology: Topology
+    ranks: list[LaidRank]
+    groups: dict[str, list[list[int]]]
+    format: int = FORMAT
+
+    def hosts(self) -> dict[str, list[int]]:
+        """Ranks by host, in the order of the mesh."""
+        found: dict[str, list[int]] = {}
+        for place in self.ranks:
+            found.setdefault(place.host, []).append(place.rank)
+        return found
+
+    def group(self, family: str, rank: int) -> list[int]:
+        """The ranks of `rank`'s group of an axis (or of `expert_shard`), itself included."""
+        return next(ranks for ranks in self.groups[family] if rank in ranks)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for mesh.json."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(value: dict[str, Any]) -> "Mesh":
+        """The mesh of a mesh.json. Raises InputError on a newer format."""
+        if value["format"] > FORMAT:
+            raise InputError(f"mesh.json has format {value['format']}, this gemctl reads up to {FORMAT}: update gemctl")
+        ranks = [LaidRank(**place) for place in value["ranks"]]
+        return Mesh(Topology(**value["topology"]), ranks, value["groups"], value["format"])
+
+
+def lay(topology: Topology, hosts: Sequence[HostReport]) -> Mesh:
+    """The mesh over `hosts`: hosts in topology order (by address, number-aware; equal addresses as given, never by
+    name), each with its ranks contiguous. A pure function of its arguments.
+
+    Raises InputError if the hosts' slots are not the world, or two hosts have one name.
+    """
+    _check_hosts(topology, hosts)
+    ranks: list[LaidRank] = []
+    for host in sorted(hosts, key=lambda host: _natural(host.address)):
+        ranks += [LaidRank(len(ranks) + local, host.name, local) for local in range(host.slots)]
+    return Mesh(topology, ranks, {family: found.tolist() for family, found in groups(topology).items()})
+
+
+def nominal_hosts(topology: Topology) -> list[HostReport]:
+    """Hosts as the launcher will start them, before any has reported: host0, host1, …"""
+    count, rest = divmod(topology.world_size, topology.ranks_per_node)
+    full = [HostReport(f"host{number}", topology.ranks_per_node) for number in range(count)]
+    return full + ([HostReport(f"host{count}", rest)] if rest else [])
+
+
+def _check_hosts(topology: Topology, hosts: Sequence[HostReport]) -> None:
+    problems = []
+    slots = sum(host.slots for host in hosts)
+    if slots != topology.world_size:
+        listed = ", ".join(f"{host.name}: {host.slots}" for host in hosts)
+        problems.append(f"the mesh needs {topology.world_size} ranks, the hosts have {slots} slots ({listed})")
+    problems += [
+        f"host {host.name} has {host.slots} slots: it must have at least 1" for host in hosts if host.slots < 1
+    ]
+    names = [host.name for host in hosts]
+    problems += [
+        f"host {name} reports {names.count(name)} times" for name in sorted(set(names)) if names.count(name) > 1
+    ]
+    if problems:
+        raise InputError(problems)
+
+
+def _natural(address: str) -> list[list[tuple[int, int, str]]]:
+    """A sort key in which n2 comes before n10, level by level."""
+    return [list(_pieces(level)) for level in address.split(".")]
+
+
+def _pieces(level: str) -> Iterator[tuple[int, int, str]]:
+    for text in re.findall(r"\d+|\D+", level):
+        yield (0, int(text), "") if text.isdigit() else (1, 0, text)

@@ -1,0 +1,111 @@
+"""Process groups against their definition by coordinates, and the mesh laid over hosts."""
+
+import itertools
+import json
+import random
+
+import pytest
+
+from gemctl.errors import InputError
+from gemctl.mesh.groups import HostReport, Mesh, dense_grid, expert_grid, groups, lay, nominal_hosts, table_grid
+from gemctl.mesh.topology import Topology, divisors
+
+
+def legal_topologies(largest: int, experts: int) -> list[Topology]:
+    return [
+        Topology(world, world // dp_shard, dp_shard, ep, world // mp_shard, mp_shard, world)
+        for world in range(1, largest + 1)
+        for dp_shard, mp_shard in itertools.product(divisors(world), repeat=2)
+        for ep in divisors(dp_shard)
+        if experts % ep == 0
+    ]
+
+
+def coordinates(rank: int, topology: Topology) -> dict[str, int]:
+    """Every coordinate of a rank by repeated division: an independent definition of the grids."""
+    inner, ep = rank % topology.dp_shard, rank % topology.ep
+    return {
+        "dp_replicate": rank // topology.dp_shard,
+        "dp_shard": inner,
+        "ep": ep,
+        "expert_shard": inner // topology.ep,
+        "mp_replicate": rank // topology.mp_shard,
+        "mp_shard": rank % topology.mp_shard,
+    }
+
+
+OTHERS = {  # two ranks share a group of a family when they agree on these
+    "dp_replicate": ("dp_shard",),
+    "dp_shard": ("dp_replicate",),
+    "ep": ("dp_replicate", "expert_shard"),
+    "expert_shard": ("dp_replicate", "ep"),
+    "mp_replicate": ("mp_shard",),
+    "mp_shard": ("mp_replicate",),
+}
+
+
+def test_there_are_97_legal_topologies_of_worlds_1_to_8_with_4_experts() -> None:
+    assert len(legal_topologies(8, 4)) == 97
+
+
+@pytest.mark.parametrize("family", OTHERS)
+def test_groups_are_the_ranks_that_differ_in_that_coordinate_alone(family: str) -> None:
+    for topology in legal_topologies(12, 12):
+        expected: dict[tuple[int, ...], list[int]] = {}
+        for rank in range(topology.world_size):
+            place = coordinates(rank, topology)
+            expected.setdefault(tuple(place[other] for other in OTHERS[family]), []).append(rank)
+        found = groups(topology)[family].tolist()
+        assert sorted(found) == sorted(expected.values())
+        for ranks in found:
+            assert [coordinates(rank, topology)[family] for rank in ranks] == list(range(len(ranks)))
+
+
+def test_grids_place_ranks_by_coordinates() -> None:
+    topology = Topology(24, 2, 12, 4, 3, 8, 8)
+    for rank in range(24):
+        place = coordinates(rank, topology)
+        assert dense_grid(topology)[place["dp_replicate"], place["dp_shard"]] == rank
+        assert expert_grid(topology)[place["dp_replicate"], place["expert_shard"], place["ep"]] == rank
+        assert table_grid(topology)[place["mp_replicate"], place["mp_shard"]] == rank
+
+
+def test_lay_follows_addresses_not_names_nor_the_order_of_reports() -> None:
+    topology = Topology(8, 2, 4, 1, 2, 4, 2)
+    hosts = [
+        HostReport("n10", 2, "spine.leaf2.n10"),
+        HostReport("n2", 2, "spine.leaf10.n2"),
+        HostReport("a", 2, "spine.leaf2.n9"),
+        HostReport("z", 2, "spine.leaf1.n30"),
+    ]
+    laid = lay(topology, hosts)
+    assert laid.hosts() == {"z": [0, 1], "a": [2, 3], "n10": [4, 5], "n2": [6, 7]}
+    assert [place.local_rank for place in laid.ranks] == [0, 1] * 4
+    for seed in range(10):
+        assert lay(topology, random.Random(seed).sample(hosts, 4)) == laid
+
+
+def test_lay_keeps_the_given_order_where_no_address_tells() -> None:
+    laid = lay(Topology(3, 1, 3, 1, 1, 3, 1), [HostReport("n10", 1), HostReport("n2", 2)])
+    assert laid.hosts() == {"n10": [0], "n2": [1, 2]}
+
+
+def test_lay_refuses_hosts_that_are_not_the_world() -> None:
+    hosts = [HostReport("a", 2), HostReport("a", 1), HostReport("b", 0)]
+    with pytest.raises(InputError) as caught:
+        lay(Topology(4, 1, 4, 1, 1, 4, 4), hosts)
+    assert caught.value.problems == [
+        "the mesh needs 4 ranks, the hosts have 3 slots (a: 2, a: 1, b: 0)",
+        "host b has 0 slots: it must have at least 1",
+        "host a reports 2 times",
+    ]
+
+
+def test_mesh_json_round_trips_and_newer_formats_are_refused() -> None:
+    topology = Topology(8, 2, 4, 2, 4, 2, 4)
+    laid = lay(topology, nominal_hosts(topology))
+    value = json.loads(json.dumps(laid.to_json()))
+    assert Mesh.from_json(value) == laid
+    assert laid.group("expert_shard", 5) == [5, 7]
+    with pytest.raises(InputError, match=r"mesh.json has format 2"):
+        Mesh.from_json({**value, "format": 2})
