@@ -1,0 +1,46 @@
+"""The initial value of every parameter as a rule, so that a rank can fill just its own slice.
+
+A parameter's rule depends on its shape and role alone. `gemctl.parallel` draws the numbers from (seed, name, global
+index), which makes the full initial state the same for every world and sharding.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import nn
+
+from gemctl.model.embeddings import Tables
+
+
+@dataclass(frozen=True)
+class InitRule:
+    """`uniform`: in (−bound, bound); `zeros` and `ones` have no bound."""
+
+    kind: Literal["uniform", "zeros", "ones"]
+    bound: float = 0.0
+
+
+def init_rules(model: nn.Module) -> dict[str, InitRule]:
+    """The rule of every parameter of `model`, by its name in `model.named_parameters()`.
+
+    Linear weights are uniform with variance 1/(3·inputs), biases are zero. A module with parameters of other kinds
+    says so itself: `init_rules()` returns the rules of its own parameters.
+    """
+    rules: dict[str, InitRule] = {}
+    for prefix, module in model.named_modules():
+        own = _module_rules(module)
+        rules.update({f"{prefix}.{name}" if prefix else name: rule for name, rule in own.items()})
+    missing = [name for name, _ in model.named_parameters() if name not in rules]
+    if missing:
+        raise TypeError(f"parameters without an init rule: {', '.join(missing)}")
+    return rules
+
+
+def _module_rules(module: nn.Module) -> dict[str, InitRule]:
+    if isinstance(module, Tables):
+        return {name: InitRule("uniform", module.init_bound) for name, _ in module.named_parameters()}
+    if isinstance(module, nn.Linear):
+        weight = {"weight": InitRule("uniform", module.in_features**-0.5)}
+        return weight if module.bias is None else {**weight, "bias": InitRule("zeros")}
+    own = getattr(module, "init_rules", None)
+    return own() if own is not None else {}

@@ -1,0 +1,43 @@
+"""Pieces that every block shares. Norms have no parameters: an affine one after them would only repeat the next matrix.
+
+No linear layer has a bias that a norm or a softmax behind it would cancel: its gradient would be rounding noise, which
+AdamW turns into full steps.
+"""
+
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gemctl.model.init import InitRule
+
+
+def layer_norm(x: Tensor) -> Tensor:
+    """Zero mean and unit variance over the last dimension."""
+    return F.layer_norm(x, x.shape[-1:], eps=1e-6)
+
+
+class MLP(nn.Sequential):
+    """Linear layers with GELU between them, over the last dimension: inputs → hidden… → outputs."""
+
+    def __init__(self, inputs: int, hidden: list[int], outputs: int, bias: bool = True) -> None:
+        widths = [inputs, *hidden]
+        layers: list[nn.Module] = []
+        for fan_in, fan_out in pairwise(widths):
+            layers += [nn.Linear(fan_in, fan_out), nn.GELU()]
+        super().__init__(*layers, nn.Linear(widths[-1], outputs, bias=bias))
+
+
+class TokenLinear(nn.Module):
+    """Mixes tokens: [B, inputs, d] → [B, outputs, d], the same weights for every one of the d columns."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(outputs, inputs))
+
+    def forward(self, x_BND: Tensor) -> Tensor:
+        return torch.matmul(self.weight, x_BND)
+
+    def init_rules(self) -> dict[str, InitRule]:
+        return {"weight": InitRule("uniform", self.weight.shape[1] ** -0.5)}

@@ -1,0 +1,58 @@
+"""The sequence block over events (Kunlun, arXiv 2602.10016): personalised feed-forward, then self-attention.
+
+    S ← S + GDPA(Q = LN(S), K = W₁(x), V = W₂(x)),   S ← S + MHA(LN(S))
+
+x are the row's non-sequence tokens, the candidate among them: this is where the candidate meets each event. GDPA with
+such keys and values is the two-layer network act(S W₁(x)) W₂(x) whose weights belong to the row (InterFormer's PFFN).
+"""
+
+import torch
+from torch import Tensor, nn
+
+from gemctl.model.jagged import attention, gdpa
+from gemctl.model.layers import layer_norm
+from gemctl.specs.model import SequenceBlockSpec
+
+
+class PersonalisedFFN(nn.Module):
+    """GDPA of events [ΣL, dim] with `hidden` keys and values a row, made from its tokens [B, tokens, dim]."""
+
+    def __init__(self, spec: SequenceBlockSpec, tokens: int, dim: int, heads: int) -> None:
+        super().__init__()
+        self.heads, self.hidden = heads, spec.ffn_hidden
+        self.keys_values = nn.Linear(tokens * dim, 2 * spec.ffn_hidden * dim)
+
+    def forward(self, s: Tensor, x_BND: Tensor, offsets: Tensor, max_length: int) -> Tensor:
+        rows, width = len(x_BND), s.shape[1] // self.heads
+        keys_values = self.keys_values(x_BND.flatten(1)).view(rows, 2, self.hidden, self.heads, width)
+        k, v = (keys_values[:, i].reshape(rows * self.hidden, self.heads, width) for i in range(2))
+        k_offsets = torch.arange(rows + 1, device=offsets.device) * self.hidden
+        q = layer_norm(s).view(-1, self.heads, width)
+        return gdpa(q, k * width**-0.5, v * self.hidden**-0.5, offsets, k_offsets, max_length, self.hidden).flatten(1)
+
+
+class SelfAttention(nn.Module):
+    """Multi-head softmax attention of the events of a row among themselves, [ΣL, dim] → [ΣL, dim]."""
+
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.queries_keys_values = nn.Linear(dim, 3 * dim, bias=False)
+        self.output = nn.Linear(dim, dim, bias=False)
+
+    def forward(self, s: Tensor, offsets: Tensor, max_length: int) -> Tensor:
+        q, k, v = self.queries_keys_values(layer_norm(s)).unflatten(1, (3, self.heads, -1)).unbind(1)
+        return self.output(attention(q, k, v, offsets, offsets, max_length, max_length).flatten(1))
+
+
+class SequenceBlock(nn.Module):
+    """One personalised feed-forward and one self-attention, both residual."""
+
+    def __init__(self, spec: SequenceBlockSpec, tokens: int, dim: int, heads: int) -> None:
+        super().__init__()
+        self.ffn = PersonalisedFFN(spec, tokens, dim, heads)
+        self.attention = SelfAttention(dim, heads)
+
+    def forward(self, s: Tensor, x_BND: Tensor, offsets: Tensor, max_length: int) -> Tensor:
+        s = s + self.ffn(s, x_BND, offsets, max_length)
+        return s + self.attention(s, offsets, max_length)
