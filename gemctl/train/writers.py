@@ -1,0 +1,209 @@
+"""What a run says about itself while it trains: attempts/<n>/metrics.jsonl, ledger.jsonl and TensorBoard's tb/.
+
+    log = TrainLog(attempt_dir, spec, ledger, rank=rank, world=world, peak=peak)
+    log.add(batch, logits, loss=loss, flops=flops)            # every step, every rank
+    log.flush(step, lr=lr, grad_norm=norm)                    # every log_every steps, all ranks together
+    log.evaluated(step, metrics.compute(), seconds)           # after an evaluation
+    log.finish(step); log.close()
+
+`flush` joins everything the ranks have to say (sums of the metrics, counters, each rank's ledger) in one all-reduce;
+rank 0 writes. Lines end up in their files whole, so a reader may follow them while the run goes on.
+"""
+
+import json
+import math
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gemctl.data.batch import Batch
+from gemctl.specs.data import FeatureSpec
+from gemctl.train.ledger import PARTS, Ledger, peak_rss
+from gemctl.train.metrics import Quality, TaskMetrics
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+_ROW = (*PARTS, "unaccounted", "wall", "peak_rss", "start_rss")
+# Seconds of these are not part of the time that throughput and MFU are about.
+_NOT_TRAINING = ("import", "process_group", "build", "load", "first_batch", "first_step", "peak", "eval")
+
+
+class JsonLines:
+    """Appends one JSON object a line, each with `"format": 1`; NaN and infinities become null."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a", encoding="utf-8")
+
+    def write(self, record: dict[str, Any]) -> None:
+        self._file.write(json.dumps({"format": 1, **_finite(record)}) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+class TrainLog:
+    """One rank's part of the logging; every method but `add` is called by all ranks at the same step."""
+
+    def __init__(
+        self,
+        attempt_dir: Path,
+        spec: FeatureSpec,
+        ledger: Ledger,
+        *,
+        rank: int,
+        world: int,
+        peak: float | None = None,
+        group: dist.ProcessGroup | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        """`peak`: FLOP/s of this rank (`gemctl.train.peak`); set `log.peak` later if it is measured later."""
+        self.peak = peak
+        self._ledger, self._rank, self._world, self._group = ledger, rank, world, group
+        self._tables = [table.name for table in spec.tables]
+        self._metrics = TaskMetrics([label.name for label in spec.labels], device, auc=False)
+        self._counters = torch.zeros(len(self._tables) + 4, dtype=torch.float64)
+        self._start_rss = float(peak_rss())
+        self._losses: list[float] = []
+        self._skipped = 0
+        self._first = True
+        self._files: dict[str, JsonLines] = {}
+        self._tb_dir = attempt_dir / "tb"
+        self._tb: SummaryWriter | None = None
+        if rank == 0:
+            self._files = {name: JsonLines(attempt_dir / f"{name}.jsonl") for name in ("metrics", "ledger")}
+
+    def add(self, batch: Batch, logits: Tensor, *, loss: float, flops: float) -> None:
+        """One step: this rank's rows and logits [B, T], the global `loss`, this rank's useful FLOPs (forward and
+        backward). The first step after start-up counts for the metrics, not for the throughput."""
+        self._metrics.update(logits.detach(), batch.labels, batch.label_mask, batch.weight, batch.true_probability)
+        self._losses.append(loss)
+        for index, table in enumerate(self._tables):
+            self._counters[index] += batch.unknown_ids.get(table, 0)
+        if not self._first:
+            self._counters[-4] += len(batch)
+            self._counters[-3] += batch.tokens()
+            self._counters[-2] += flops
+        self._first = False
+
+    def skipped(self) -> None:
+        """A step was skipped for a loss that is not finite (known to all ranks)."""
+        self._skipped += 1
+
+    def flush(self, step: int, *, lr: float, grad_norm: float | None) -> dict[str, Any] | None:
+        """Writes the interval that ends with `step` completed steps; rank 0 returns the line of metrics.jsonl."""
+        matrix, counters = self._gather()
+        line = None
+        if self._rank == 0:
+            now = time.time()
+            line = self._metrics_line(step, now, matrix, counters) | {"lr": lr, "grad_norm": grad_norm}
+            self._files["metrics"].write(line)
+            self._files["ledger"].write(self._ledger_line(step, now, matrix))
+            self._to_tensorboard(step, line)
+        self._metrics.reset()
+        self._counters.zero_()
+        self._losses, self._skipped = [], 0
+        return line
+
+    def finish(self, step: int) -> None:
+        """Writes where the seconds after the last `flush` went (the last evaluation and save), just before the end."""
+        matrix, _ = self._gather()
+        if self._rank == 0:
+            self._files["ledger"].write(self._ledger_line(step, time.time(), matrix))
+
+    def _gather(self) -> tuple[Tensor, Tensor]:
+        """[world, columns] with every rank's row, and the summed counters; the metrics are summed in place."""
+        seconds = self._ledger.take()
+        memory = {"peak_rss": float(peak_rss()), "start_rss": self._start_rss}
+        row = torch.zeros(self._world, len(_ROW), dtype=torch.float64)
+        row[self._rank] = torch.tensor([(seconds | memory)[name] for name in _ROW], dtype=torch.float64)
+        self._counters[-1] = self.peak or 0.0
+        device = self._metrics.flat.device
+        parts = [self._metrics.flat, self._counters.to(device), row.flatten().to(device)]
+        joined = torch.cat(parts)
+        if self._world > 1:
+            dist.all_reduce(joined, group=self._group)
+        sums, counters, matrix = joined.split([part.numel() for part in parts])
+        self._metrics.flat.copy_(sums)
+        return matrix.view_as(row).cpu(), counters.cpu()
+
+    def _metrics_line(self, step: int, now: float, matrix: Tensor, counters: Tensor) -> dict[str, Any]:
+        columns = dict(zip(_ROW, matrix.mean(0).tolist(), strict=True))
+        seconds = columns["wall"] - sum(columns[name] for name in _NOT_TRAINING)
+        *unknown, examples, tokens, flops, peak = counters.tolist()
+        tasks = self._metrics.compute()
+        return {
+            "kind": "train", "step": step, "time": now,
+            "loss": sum(self._losses) / len(self._losses) if self._losses else None,
+            "tasks": {task: {key: quality[key] for key in ("ne", "base_rate", "logloss", "calibration")}
+                      for task, quality in tasks.items()},
+            "examples": int(examples), "tokens": int(tokens), "flops": flops, "seconds": seconds, "peak": peak or None,
+            "examples_per_s": examples / seconds if examples else None,
+            "tokens_per_s": tokens / seconds if examples else None,
+            "effective_mfu": flops / (peak * seconds) if flops and peak else None,
+            "unknown_ids": {table: int(count) for table, count in zip(self._tables, unknown, strict=True)},
+            "skipped": self._skipped,
+        }  # fmt: skip
+
+    def _ledger_line(self, step: int, now: float, matrix: Tensor) -> dict[str, Any]:
+        """Of each column: least, mean and most over the ranks, and the rank with the most."""
+        most, rank = matrix.max(0)
+        columns = zip(matrix.min(0).values.tolist(), matrix.mean(0).tolist(), most.tolist(), rank.tolist(), strict=True)
+        stats = {name: list(column) for name, column in zip(_ROW, columns, strict=True)}
+        memory = {name: stats.pop(name) for name in ("peak_rss", "start_rss")}
+        wall = stats.pop("wall")
+        return {
+            "kind": "interval",
+            "step": step,
+            "time": now,
+            "ranks": self._world,
+            "wall": wall,
+            "parts": stats,
+        } | memory
+
+    def evaluated(self, step: int, tasks: dict[str, Quality], seconds: float) -> None:
+        """Writes an evaluation of all eval rows after `step` completed steps."""
+        if self._rank == 0:
+            line = {"kind": "eval", "step": step, "time": time.time(), "seconds": seconds, "tasks": tasks}
+            self._files["metrics"].write(line)
+            self._to_tensorboard(step, line)
+
+    def _to_tensorboard(self, step: int, line: dict[str, Any]) -> None:
+        if self._tb is None:
+            # 0.15 s; here, after the first steps, it delays nothing that start-up waits for.
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._tb = SummaryWriter(str(self._tb_dir))
+        for tag, value in _scalars(line):
+            self._tb.add_scalar(tag, value, step, walltime=line["time"])
+
+    def close(self) -> None:
+        """Closes the files; what was flushed stays."""
+        for file in self._files.values():
+            file.close()
+        if self._tb is not None:
+            self._tb.close()
+
+
+def _scalars(line: dict[str, Any]) -> list[tuple[str, float]]:
+    """TensorBoard's tags and values: `train/loss`, `eval/ne/click`, ... without the undefined ones."""
+    kind = line["kind"]
+    found = {f"{kind}/{name}": line.get(name) for name in ("loss", "lr", "grad_norm", "skipped")}
+    found |= {f"throughput/{name}": line.get(name) for name in ("examples_per_s", "tokens_per_s", "effective_mfu")}
+    found |= {f"unknown_ids/{table}": count for table, count in line.get("unknown_ids", {}).items()}
+    for task, quality in line["tasks"].items():
+        found |= {f"{kind}/{name}/{task}": quality.get(name) for name in ("ne", "auc", "calibration", "logloss")}
+    return [(tag, value) for tag, value in found.items() if value is not None]
