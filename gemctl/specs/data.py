@@ -18,8 +18,9 @@ FORBID = ConfigDict(extra="forbid")
 class TableSpec:
     """One embedding table of `rows` rows.
 
-    `ids: vocab`: ids 0 … rows−2 are rows; every other id is unknown, shares the last row and is counted.
-    `ids: hash`: an id's row is its 64-bit hash modulo rows; ids may be integers or strings.
+    `ids: vocab`: integers; 0 … rows−2 are rows; every other id is unknown, shares the last row and is counted.
+    `ids: hash`: integers or strings; an id's row is its 64-bit hash modulo rows−1; a missing id (null) takes the
+    last row and is counted.
     """
 
     __pydantic_config__ = FORBID

@@ -1,0 +1,206 @@
+"""Reads a feature spec (YAML) strictly: every problem at once, each with file and line.
+
+    gemctl data spec FILE.parquet -o spec.yaml      # writes a draft that `load` takes as it is
+
+Two passes: the schema (unknown keys, types, missing keys), then, where that holds, the cross checks between parts
+(tables that exist, names that are unique, a row time where there are event sequences).
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from gemctl.errors import InputError
+from gemctl.specs.data import FeatureSpec, LabelSpec
+
+Path_ = tuple[str | int, ...]
+Lines = dict[Path_, int]
+Named = list[tuple[Path_, str]]
+
+
+def load(path: str | Path) -> FeatureSpec:
+    """The spec in `path` (a file or any fsspec URL). Raises InputError with all problems."""
+    source = str(path)
+    return parse(_read(source), source)
+
+
+def parse(text: str, source: str) -> FeatureSpec:
+    """The spec in `text`; `source` names it in problems."""
+    data, lines, problems = _parse_yaml(text, source)
+    if problems:
+        raise InputError(problems)
+    if not isinstance(data, dict):
+        raise InputError(f"{source}:1: a feature spec is a mapping of keys (name, tables, labels, …)")
+    if data.get("format", 1) != 1:
+        raise InputError(f"{_at(source, lines, ('format',))}: format {data['format']!r}: this gemctl reads format 1")
+    spec, problems = _validate(data, source, lines)
+    if spec is not None:
+        problems += [f"{_at(source, lines, path)}: {text}" for path, text in _cross_checks(spec)]
+    if problems or spec is None:
+        raise InputError(problems)
+    return spec
+
+
+def _read(source: str) -> str:
+    import fsspec
+
+    try:
+        with fsspec.open(source, "rt", encoding="utf-8") as file:
+            return str(file.read())
+    except (OSError, ValueError, ImportError) as error:
+        raise InputError(f"{source}: the feature spec can't be read: {error}") from error
+
+
+def _parse_yaml(text: str, source: str) -> tuple[Any, Lines, list[str]]:
+    """Plain data, the line of every key and item, and what YAML itself finds wrong (double keys too)."""
+    import yaml
+
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = mark.line + 1 if mark else 1
+        return None, {}, [f"{source}:{line}: not YAML: {getattr(error, 'problem', None) or error}"]
+    lines: Lines = {(): 1}
+    problems: list[str] = []
+
+    def walk(node: Any, path: Path_) -> None:
+        if isinstance(node, yaml.MappingNode):
+            for key, value in node.value:
+                below = (*path, key.value)
+                line = key.start_mark.line + 1
+                if below in lines:
+                    problems.append(f"{source}:{line}: {_dotted(below)}: set twice, first in line {lines[below]}")
+                lines[below] = line
+                walk(value, below)
+        elif isinstance(node, yaml.SequenceNode):
+            for index, value in enumerate(node.value):
+                lines[(*path, index)] = value.start_mark.line + 1
+                walk(value, (*path, index))
+
+    walk(root, ())
+    return data, lines, problems
+
+
+def _validate(data: dict[str, Any], source: str, lines: Lines) -> tuple[FeatureSpec | None, list[str]]:
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        # through JSON: only there does strict mode take mappings for dataclasses
+        return TypeAdapter(FeatureSpec).validate_json(json.dumps(data, default=str), strict=True), []
+    except ValidationError as error:
+        return None, [_explain(problem, source, lines) for problem in error.errors()]
+
+
+def _explain(problem: Mapping[str, Any], source: str, lines: Lines) -> str:
+    path = tuple(problem["loc"])
+    place = _at(source, lines, path)
+    if problem["type"] == "unexpected_keyword_argument":
+        return f"{place}: {_dotted(path)}: unknown key{_nearest(str(path[-1]), _keys_at(path[:-1]))}"
+    if problem["type"] == "missing":
+        return f"{place}: {_dotted(path)}: this key is needed"
+    return f"{place}: {_dotted(path)}: {problem['msg']}, not {problem['input']!r}"
+
+
+def _keys_at(path: Path_) -> list[str]:
+    """Legal keys of the mapping at `path`."""
+    from typing import get_args, get_type_hints
+
+    kind: Any = FeatureSpec
+    for key in path:
+        hint = get_type_hints(kind).get(str(key)) if isinstance(key, str) else kind
+        kind = next((t for t in (hint, *get_args(hint)) if isinstance(t, type) and is_dataclass(t)), kind)
+    return [f.name for f in fields(kind)]
+
+
+def _cross_checks(spec: FeatureSpec) -> Iterable[tuple[Path_, str]]:
+    yield from _unique("table", [(("tables", i), table.name) for i, table in enumerate(spec.tables)])
+    yield from _unique("sequence", [(("sequences", i), sequence.name) for i, sequence in enumerate(spec.sequences)])
+    yield from _unique("label", [(("labels", i), label.name) for i, label in enumerate(spec.labels)])
+    singles: Named = [(("categorical", i), feature.name) for i, feature in enumerate(spec.categorical)]
+    singles += [(("dense", i), feature.name) for i, feature in enumerate(spec.dense)]
+    yield from _unique("feature", singles)
+    for i, sequence in enumerate(spec.sequences):
+        inner: Named = [(("sequences", i, "ids", j), feature.name) for j, feature in enumerate(sequence.ids)]
+        inner += [(("sequences", i, "floats", j), feature.name) for j, feature in enumerate(sequence.floats)]
+        yield from _unique(f"feature of sequence {sequence.name!r}", inner)
+    yield from _table_checks(spec)
+    if not spec.labels:
+        yield ("labels",), "labels: at least one task is needed"
+    if not (spec.categorical or spec.dense or spec.sequences):
+        yield (), "no feature: name some under categorical, dense or sequences"
+    if spec.sequences and spec.timestamp is None:
+        yield ("sequences",), "timestamp: this key is needed (the row's time) because there are sequences"
+    for i, label in enumerate(spec.labels):
+        yield from _leaks(spec, i, label)
+
+
+def _unique(kind: str, named: Named) -> Iterable[tuple[Path_, str]]:
+    count = Counter(name for _, name in named)
+    seen: set[str] = set()
+    for path, name in named:
+        if not name:
+            yield path, f"{_dotted(path)}.name: empty"
+        elif "." in name or "/" in name:
+            yield path, f"{_dotted(path)}.name: {name!r}: '.' and '/' are not allowed in names"
+        elif count[name] > 1 and name in seen:
+            yield path, f"{_dotted(path)}.name: {name!r}: a {kind} of this name exists already"
+        seen.add(name)
+
+
+def _table_checks(spec: FeatureSpec) -> Iterable[tuple[Path_, str]]:
+    names = [table.name for table in spec.tables]
+    uses: Named = [(("categorical", i, "table"), f.table) for i, f in enumerate(spec.categorical)]
+    for i, sequence in enumerate(spec.sequences):
+        if not sequence.ids:
+            yield ("sequences", i, "ids"), f"sequences.{i}.ids: at least one id feature is needed"
+        uses += [(("sequences", i, "ids", j, "table"), feature.table) for j, feature in enumerate(sequence.ids)]
+    for path, name in uses:
+        if name not in names:
+            yield path, f"{_dotted(path)}: no table {name!r}{_nearest(name, names)}"
+    used = {name for _, name in uses}
+    for i, name in enumerate(names):
+        if name not in used:
+            yield ("tables", i), f"tables.{i}: no feature uses table {name!r}"
+    unpooled = set(spec.sequence_tables())
+    for i, feature in enumerate(spec.categorical):
+        if feature.multi and feature.table in unpooled:
+            yield (
+                ("categorical", i),
+                f"categorical.{i}: a multi-valued feature can't share table {feature.table!r} with a sequence "
+                "(it is pooled, the sequence is not): give it a table of its own",
+            )
+
+
+def _leaks(spec: FeatureSpec, index: int, label: LabelSpec) -> Iterable[tuple[Path_, str]]:
+    """A label's or mask's column that is a feature as well would train on the answer."""
+    hidden = {label.column or label.name, label.mask}
+    features: Named = [
+        (("categorical", i), feature.column or feature.name) for i, feature in enumerate(spec.categorical)
+    ]
+    features += [(("dense", i), feature.column or feature.name) for i, feature in enumerate(spec.dense)]
+    for path, column in features:
+        if column in hidden or column == spec.true_probability:
+            yield path, f"{_dotted(path)}: column {column!r} belongs to the answer (labels.{index}): not a feature"
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    known = list(known)
+    match = get_close_matches(name, known, n=1, cutoff=0.5)
+    return f" (nearest: {match[0]})" if match else f" (known: {', '.join(known) or 'none'})"
+
+
+def _dotted(path: Path_) -> str:
+    return ".".join(str(part) for part in path) or "the spec"
+
+
+def _at(source: str, lines: Lines, path: Path_) -> str:
+    """file:line of `path`, or of its nearest ancestor that is in the file."""
+    while path and path not in lines:
+        path = path[:-1]
+    return f"{source}:{lines.get(path, 1)}"
