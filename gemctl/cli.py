@@ -1,0 +1,126 @@
+"""The command line: finds the command, parses its arguments, shows its value, turns errors into exit codes.
+
+    gemctl --help
+
+Commands are imported only when used, so `gemctl --help` costs little more than starting Python. A command is a module
+gemctl/commands/<name>.py with `HELP` (its summary), `arguments(parser)` and `run(args)`, which returns a value for
+gemctl/render/show.py. Exit codes: 0, 1 the run failed, 2 bad input, 3 does not fit, 130 interrupted.
+"""
+
+import argparse
+import importlib
+import os
+import sys
+from typing import Any, NoReturn
+
+from gemctl.errors import GemctlError, InputError
+
+COMMANDS = {
+    "train": "train a model as the configuration says",
+    "plan": "show the mesh, the table shards and every byte of a configuration, and start nothing",
+    "resume": "go on with a run from its newest verified checkpoint",
+    "status": "say what a run is doing",
+    "stop": "ask a run to save and end",
+    "report": "say what a run reached and where its time went",
+    "eval": "score a data set with a checkpoint",
+    "data": "import, generate and describe data sets",
+    "checkpoint": "list, verify and compare checkpoints",
+    "config": "export a configuration",
+    "doctor": "check this machine and what is installed on it",
+}
+EPILOG = "exit codes: 0 done, 1 the run failed, 2 bad input, 3 does not fit, 130 interrupted"
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that raises InputError, offers the nearest option and wraps at a fixed width."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        kwargs.setdefault("formatter_class", lambda prog: argparse.HelpFormatter(prog, width=100, max_help_position=32))
+        super().__init__(allow_abbrev=False, **kwargs)
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{self.prog}: {message} (see {self.prog} --help)")
+
+    def leaves(self) -> "list[Parser]":
+        """The parsers of the deepest subcommands, or this one."""
+        nested = [action for action in self._actions if isinstance(action, argparse._SubParsersAction)]
+        return [leaf for action in nested for parser in action.choices.values() for leaf in parser.leaves()] or [self]
+
+    def options(self) -> list[str]:
+        """Every option of this parser and of its subcommands."""
+        parsers = [self, *self.leaves()]
+        return sorted({text for parser in parsers for action in parser._actions for text in action.option_strings})
+
+
+def usage() -> str:
+    """The text of `gemctl --help`."""
+    width = max(map(len, COMMANDS)) + 2
+    lines = [f"  {name:<{width}}{summary}" for name, summary in COMMANDS.items()]
+    head = ["usage: gemctl COMMAND [ARGUMENTS]", "", "Plan, train and resume recommendation foundation models.", ""]
+    tail = ["", "gemctl COMMAND --help tells a command's arguments; docs/reference.md has every key.", EPILOG]
+    return "\n".join([*head, "commands:", *lines, *tail])
+
+
+def parser_of(name: str) -> Parser:
+    """The argument parser of one command."""
+    module = importlib.import_module(f"gemctl.commands.{name}")
+    parser = Parser(prog=f"gemctl {name}", description=module.HELP)
+    module.arguments(parser)
+    for leaf in parser.leaves():
+        leaf.add_argument("--json", action="store_true", help="print the result as JSON")
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs one command line; returns its exit code."""
+    words = sys.argv[1:] if argv is None else argv
+    try:
+        return _dispatch(words)
+    except InputError as error:
+        for problem in error.problems:
+            print(f"error: {problem}", file=sys.stderr)
+        return error.exit_code
+    except GemctlError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output has gone; nothing may be flushed to it at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _dispatch(words: list[str]) -> int:
+    if not words or words[0] in {"-h", "--help", "help"}:
+        print(usage(), file=sys.stdout if words else sys.stderr)
+        return 0 if words else InputError.exit_code
+    name, rest = words[0], words[1:]
+    if name not in COMMANDS:
+        from gemctl.config.nearest import did_you_mean
+
+        raise InputError(f"{name!r}: unknown command{did_you_mean(name, list(COMMANDS))}")
+    parser = parser_of(name)
+    try:
+        args = _parse(parser, rest)
+    except SystemExit as done:  # --help has been printed
+        return int(done.code or 0)
+    value = importlib.import_module(f"gemctl.commands.{name}").run(args)
+    if value is not None:
+        from gemctl.render.show import show
+
+        show(value, as_json=args.json)
+    return 0
+
+
+def _parse(parser: Parser, words: list[str]) -> argparse.Namespace:
+    # Options may stand between positional words; argparse cannot do that for parsers with subcommands.
+    parse = parser.parse_known_intermixed_args if parser.leaves() == [parser] else parser.parse_known_args
+    args, unknown = parse(words)
+    if unknown:
+        from gemctl.config.nearest import did_you_mean
+
+        raise InputError(
+            [f"{word}: unknown argument{did_you_mean(word.split('=')[0], parser.options())}" for word in unknown]
+        )
+    return args

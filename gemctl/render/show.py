@@ -1,0 +1,62 @@
+"""Shows a command's value: as JSON, or by the function that is registered for its class.
+
+    gemctl plan --json
+
+A render function takes the value and returns a string or a Rich renderable. The tables hold paths, not objects, so
+that only what is shown gets imported.
+"""
+
+import dataclasses
+import enum
+import importlib
+import json
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+RENDERERS = {
+    "gemctl.config.schema.Config": "gemctl.render.config:config",
+    "gemctl.commands.config.Exported": "gemctl.render.config:exported",
+    "gemctl.commands.train.DryRun": "gemctl.render.train:dry_run",
+}
+
+
+def show(value: object, as_json: bool = False) -> None:
+    """Writes `value` to standard output."""
+    if as_json:
+        print(json.dumps(plain(value), indent=2))
+        return
+    shown = rendered(value)
+    if isinstance(shown, str):
+        print(shown)
+        return
+    from rich.console import Console
+
+    Console(file=sys.stdout, width=None if sys.stdout.isatty() else 120, soft_wrap=False).print(shown)
+
+
+def rendered(value: object) -> Any:
+    """A string or a Rich renderable for `value`; strings stand for themselves."""
+    if isinstance(value, str):
+        return value
+    path = RENDERERS[f"{type(value).__module__}.{type(value).__qualname__}"]
+    module, name = path.split(":")
+    render: Callable[[object], Any] = getattr(importlib.import_module(module), name)
+    return render(value)
+
+
+def plain(value: Any) -> Any:
+    """`value` as JSON has it: dataclasses as objects, NaN and infinities as null, paths as strings."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, enum.Enum):
+        return plain(value.value)
+    return str(value) if isinstance(value, Path) else value
