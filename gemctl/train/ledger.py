@@ -63,6 +63,7 @@ class Ledger:
         self._start = process_start() if start is None else start
         self._seconds = [0.0] * len(PARTS)
         self._seconds[PARTS.index("import")] = now - self._start
+        self._taken = dict.fromkeys(PARTS, 0.0)
         self._taken_at = self._start
         self._mark = now
         self._stack: list[int] = []
@@ -82,14 +83,25 @@ class Ledger:
 
     def take(self) -> dict[str, float]:
         """Seconds by part since the last `take` (or the start), with `wall` and `unaccounted` = wall − Σ parts."""
+        now = self._settle()
+        seconds = dict(zip(PARTS, self._seconds, strict=True))
+        self._taken = {name: self._taken[name] + seconds[name] for name in PARTS}
+        wall = now - self._taken_at
+        self._seconds, self._taken_at = [0.0] * len(PARTS), now
+        return seconds | {"wall": wall, "unaccounted": wall - sum(seconds.values())}
+
+    def seconds(self, name: str) -> float:
+        """Seconds of one part so far, over all intervals, an open part included."""
+        self._settle()
+        return self._taken[name] + self._seconds[PARTS.index(name)]
+
+    def _settle(self) -> float:
+        """Books the open part up to now; returns now."""
         now = time.perf_counter()
         if self._stack:
             self._seconds[self._stack[-1]] += now - self._mark
             self._mark = now
-        seconds = dict(zip(PARTS, self._seconds, strict=True))
-        wall = now - self._taken_at
-        self._seconds, self._taken_at = [0.0] * len(PARTS), now
-        return seconds | {"wall": wall, "unaccounted": wall - sum(seconds.values())}
+        return now
 
     def _enter(self, index: int) -> None:
         now = time.perf_counter()

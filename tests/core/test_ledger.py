@@ -99,6 +99,7 @@ def test_a_part_that_raises_still_ends_and_take_splits_an_open_part() -> None:
         busy(0.004)
         first = ledger.take()
         busy(0.002)
+        assert ledger.seconds("log") == pytest.approx(0.006, abs=0.002)
     second = ledger.take()
     assert first["log"] >= 0.004 and 0.002 <= second["log"] < 0.004
     assert second["unaccounted"] < 0.001
