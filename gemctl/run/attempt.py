@@ -1,0 +1,218 @@
+"""One attempt at a run: who made its folder owns the run, for as long as no higher one exists.
+
+    attempts/<n>/
+      claim.json      who, where, with how many ranks; which requests were there before
+      base.json       the checkpoint it starts from
+      heartbeat       changes while the attempt lives
+      config.yaml plan.json mesh.json request.json
+      agent-<node>.jsonl ranks/<rank>.jsonl   what became of the processes (gemctl/run/stages.py)
+      ledger.jsonl metrics.jsonl tb/ logs/
+      kill.json       the supervisor's order to end all ranks at once
+      end.json        how it ended; missing if nobody lived to write it
+
+The folder is made by mkdir, which only one can win, and nothing is rewritten to take or keep the run: a process that
+was stopped for an hour and wakes up finds a higher folder and knows that it owns nothing any more.
+"""
+
+import json
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from gemctl.errors import InputError
+from gemctl.run.files import create_json, read_json
+
+BEAT_BYTES = 64  # every beat is written over the last one in a single write
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Who made the attempt. Attempts of one supervisor have the same `owner`."""
+
+    owner: str
+    host: str
+    pid: int
+    time: float
+    nodes: int
+    ranks_per_node: int
+    first_request: int  # requests with lower numbers were meant for earlier attempts
+
+
+@dataclass(frozen=True)
+class Base:
+    """What the attempt starts from. Checkpoints of earlier attempts at later steps are void from then on."""
+
+    checkpoint: str | None  # its folder's name below checkpoints/; None: from the start
+    step: int  # steps that are done in it
+
+
+class Attempt:
+    """The files of one attempt; its folder exists."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.number = int(path.name)
+        self.claim_file = path / "claim.json"
+        self.base_file = path / "base.json"
+        self.heartbeat = path / "heartbeat"
+        self.config = path / "config.yaml"
+        self.plan = path / "plan.json"
+        self.mesh = path / "mesh.json"
+        self.request = path / "request.json"
+        self.ledger = path / "ledger.jsonl"
+        self.metrics = path / "metrics.jsonl"
+        self.tensorboard = path / "tb"
+        self.logs = path / "logs"
+        self.ranks = path / "ranks"
+        self.kill_order = path / "kill.json"
+        self.end_file = path / "end.json"
+
+    def agent_log(self, node: int) -> Path:
+        return self.path / f"agent-{node}.jsonl"
+
+    def rank_log(self, rank: int) -> Path:
+        """The rank's own record: stages and exceptions, JSON lines."""
+        return self.ranks / f"{rank}.jsonl"
+
+    def rank_output(self, rank: int) -> Path:
+        """What the rank's process wrote to stdout and stderr."""
+        return self.logs / f"rank-{rank}.log"
+
+    def rank_stack(self, rank: int) -> Path:
+        """Where the rank dumps its stack when asked to."""
+        return self.logs / f"rank-{rank}.stack"
+
+    def claim(self) -> Claim:
+        return Claim(**read_json(self.claim_file))
+
+    def base(self) -> Base:
+        return Base(**read_json(self.base_file))
+
+    def write_base(self, base: Base) -> None:
+        create_json(self.base_file, {"checkpoint": base.checkpoint, "step": base.step})
+
+    def owns_run(self) -> bool:
+        """False once a higher attempt exists: what this one still writes is void."""
+        return not any(
+            name.isdigit() and int(name) > self.number
+            for name in os.listdir(self.path.parent)  # noqa: PTH208 (speed)
+        )
+
+    def beat(self) -> bytes:
+        """The present beat; only whether it changes has a meaning."""
+        try:
+            return self.heartbeat.read_bytes()
+        except FileNotFoundError:
+            return b""
+
+    def end(self) -> dict[str, Any] | None:
+        """How the attempt ended: `outcome` (finished, stopped, failed), `step`, `cause`. None: it did not say."""
+        return read_json(self.end_file) if self.end_file.exists() else None
+
+    def write_end(self, outcome: str, **facts: Any) -> None:
+        create_json(self.end_file, {"outcome": outcome, "time": time.time(), **facts})
+
+    def order_kill(self, reason: str) -> None:
+        """Tells every agent of the attempt to dump its ranks' stacks and to kill them."""
+        if not self.kill_order.exists():
+            create_json(self.kill_order, {"reason": reason, "time": time.time()})
+
+
+def claim(run_path: Path, number: int, *, nodes: int, ranks_per_node: int, owner: str | None = None) -> Attempt:
+    """Makes attempt `number` and so takes the run. InputError if another process was faster.
+
+    `number` is one more than the last attempt that the caller knew and found dead: so of two that take over the same
+    dead attempt only one can win.
+    """
+    folder = run_path / "attempts" / str(number)
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        raise InputError(f"{run_path.name}: attempt {number} was started by another process just now") from None
+    attempt = Attempt(folder)
+    attempt.logs.mkdir()
+    attempt.ranks.mkdir()
+    _write_beat(attempt, 0)
+    create_json(
+        attempt.claim_file,
+        {
+            "owner": owner or uuid.uuid4().hex,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "time": time.time(),
+            "nodes": nodes,
+            "ranks_per_node": ranks_per_node,
+            "first_request": 1 + sum(1 for _ in (run_path / "requests").glob("*.json")),
+        },
+    )
+    return attempt
+
+
+def _write_beat(attempt: Attempt, count: int) -> None:
+    text = json.dumps({"format": 1, "beat": count}).ljust(BEAT_BYTES - 1) + "\n"
+    fd = os.open(attempt.heartbeat, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        os.pwrite(fd, text.encode(), 0)
+    finally:
+        os.close(fd)
+
+
+class Heartbeat:
+    """Beats in the attempt's folder from a thread of its own: `with Heartbeat(attempt, seconds): …`.
+
+    It ends by itself once a higher attempt owns the run, after calling `superseded`.
+    """
+
+    def __init__(self, attempt: Attempt, seconds: float, superseded: Callable[[], None] | None = None) -> None:
+        self._attempt, self._seconds, self._superseded = attempt, seconds, superseded
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+
+    def __enter__(self) -> "Heartbeat":
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        count = 0
+        while not self._done.wait(self._seconds):
+            if not self._attempt.owns_run():
+                if self._superseded is not None:
+                    self._superseded()
+                return
+            count += 1
+            _write_beat(self._attempt, count)
+
+
+def stale_after(heartbeat: float) -> float:
+    """Seconds without a beat after which an attempt counts as dead: ten beats, at least 5 s (imports delay beats)."""
+    return max(5.0, 10 * heartbeat)
+
+
+def watch_beat(attempt: Attempt, seconds: float) -> float | None:
+    """Seconds until the attempt's next beat, or None if it ended or does not beat for `seconds`.
+
+    Only this process's own monotonic clock counts, as the writer may live on a host whose clock differs.
+    """
+    if attempt.end_file.exists():
+        return None
+    start, first = time.monotonic(), attempt.beat()
+    while time.monotonic() - start < seconds:
+        if attempt.end_file.exists():
+            return None
+        if attempt.beat() != first:
+            return time.monotonic() - start
+        time.sleep(0.02)
+    return None

@@ -1,0 +1,144 @@
+"""A run is a directory: what is in it is enough to understand, resume or compare the run.
+
+runs/<name>/<run_id>/
+  run.json            identity, git commit, versions, command line; written once
+  requests/<n>.json   stop, save (gemctl/run/requests.py)
+  supervisor.jsonl    attempts, causes, budgets; append-only
+  attempts/<n>/       gemctl/run/attempt.py
+  checkpoints/        step_<n>.a<attempt>/
+
+gemctl status         # lists the runs below runs/
+"""
+
+import getpass
+import importlib.metadata
+import platform
+import secrets
+import socket
+import subprocess
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from gemctl.errors import InputError
+from gemctl.run.attempt import Attempt
+from gemctl.run.files import create_json, read_json
+
+PACKAGES = ("gemctl", "torch", "torchrec", "fbgemm-gpu-cpu", "fbgemm-gpu", "torchx", "numpy", "pyarrow")
+
+
+class RunDir:
+    """One run. Make it with `create`, open it with `open`, or find it by what a user typed with `find`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.requests = path / "requests"
+        self.checkpoints = path / "checkpoints"
+        self.supervisor_log = path / "supervisor.jsonl"
+
+    @property
+    def run_id(self) -> str:
+        return self.path.name
+
+    @classmethod
+    def create(cls, root: str, name: str, command: list[str]) -> "RunDir":
+        """Makes `<root>/<name>/<new run id>/` with its run.json; `command` is the command line that asked for it."""
+        folder = Path(root).absolute() / name
+        folder.mkdir(parents=True, exist_ok=True)
+        run = cls(folder / new_run_id())
+        run.path.mkdir()
+        for part in (run.requests, run.checkpoints, run.path / "attempts"):
+            part.mkdir()
+        create_json(run.path / "run.json", _identity(run.run_id, name, command))
+        return run
+
+    @classmethod
+    def open(cls, path: Path | str) -> "RunDir":
+        """The run in `path`; InputError where there is none, or one that a newer gemctl wrote."""
+        run = cls(Path(path).absolute())
+        if not (run.path / "run.json").is_file():
+            raise InputError(f"{path}: no run here (run.json is missing)")
+        run.info()
+        return run
+
+    def info(self) -> dict[str, Any]:
+        """What run.json says."""
+        return read_json(self.path / "run.json")
+
+    def attempts(self) -> list[Attempt]:
+        """All attempts, oldest first. The last one owns the run."""
+        numbers = sorted(int(path.name) for path in (self.path / "attempts").iterdir() if path.name.isdigit())
+        return [self.attempt(number) for number in numbers]
+
+    def attempt(self, number: int) -> Attempt:
+        return Attempt(self.path / "attempts" / str(number))
+
+    def last_attempt(self) -> Attempt | None:
+        attempts = self.attempts()
+        return attempts[-1] if attempts else None
+
+
+def new_run_id() -> str:
+    """Time (UTC) and a short random part, so that names sort by age."""
+    return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+
+
+def find(reference: str, root: str) -> RunDir:
+    """The run that a user means by a path, a run id or a unique prefix of one below `root`."""
+    if (Path(reference) / "run.json").is_file():
+        return RunDir.open(reference)
+    runs = list_runs(root)
+    exact = [run for run in runs if run.run_id == reference]
+    matches = exact or [run for run in runs if run.run_id.startswith(reference)]
+    if len(matches) == 1:
+        return RunDir.open(matches[0].path)
+    if matches:
+        raise InputError(f"{reference}: means {len(matches)} runs below {root}: {_names(matches)}")
+    known = f"the newest are {_names(runs[-3:])}" if runs else "there is none"
+    raise InputError(f"{reference}: no such run below {root} ({known}), and no run directory of that path")
+
+
+def list_runs(root: str) -> list[RunDir]:
+    """All runs below `root`, oldest first."""
+    paths = [path.parent for path in Path(root).absolute().glob("*/*/run.json")]
+    return [RunDir(path) for path in sorted(paths, key=lambda path: path.name)]
+
+
+def _names(runs: list[RunDir]) -> str:
+    return ", ".join(run.run_id for run in runs)
+
+
+def _identity(run_id: str, name: str, command: list[str]) -> dict[str, Any]:
+    return {
+        "run_id": run_id,
+        "name": name,
+        "created": time.time(),
+        "command": command,
+        "directory": str(Path.cwd()),
+        "host": socket.gethostname(),
+        "user": getpass.getuser(),
+        "git": git_commit(),
+        "versions": {"python": platform.python_version(), **_versions()},
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def git_commit() -> dict[str, Any] | None:
+    """Commit of the source tree that gemctl runs from, and whether it was changed; None outside of one."""
+    command = ["git", "-C", str(Path(__file__).parent), "status", "--porcelain=v2", "--branch", "--untracked-files=no"]
+    try:
+        lines = subprocess.run(command, capture_output=True, text=True, check=True, timeout=5).stdout.splitlines()
+    except (OSError, subprocess.SubprocessError):
+        return None
+    commit = next((line.split()[-1] for line in lines if line.startswith("# branch.oid")), None)
+    return {"commit": commit, "changed": any(not line.startswith("#") for line in lines)}

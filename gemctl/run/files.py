@@ -1,0 +1,87 @@
+"""JSON files of a run: every object carries `"format": 1`; a newer format is refused by name, older ones are read.
+
+create_json(path, {"step": 3})          # fails where the file exists
+read_json(path)                         # {"step": 3}
+log = JsonLog(path); log.write({"step": 3})
+read_log(path)                          # [{"step": 3}]
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from gemctl.errors import InputError
+
+FORMAT = 1
+
+
+def create_json(path: Path, value: dict[str, Any]) -> None:
+    """Writes `value` to a file that must not exist yet (FileExistsError); readers never see half of it.
+
+    Only one of several writers wins: the file appears by a hard link, which is both exclusive and atomic.
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        draft.write_text(json.dumps({"format": FORMAT, **value}, indent=1) + "\n")
+        os.link(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in `path` without its `format`. InputError if it is newer than this gemctl, or not a JSON object."""
+    try:
+        value = json.loads(path.read_text())
+    except ValueError as error:
+        raise InputError(f"{path}: not JSON ({error})") from error
+    return _checked(value, str(path))
+
+
+def _checked(value: Any, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise InputError(f"{where}: a JSON object was expected")
+    written = value.pop("format", FORMAT)
+    if not isinstance(written, int) or written > FORMAT:
+        raise InputError(f"{where}: format {written} is newer than this gemctl reads (up to {FORMAT}); upgrade gemctl")
+    return value
+
+
+class JsonLog:
+    """Appends JSON objects, one a line; each goes out in one write, so lines of several writers do not mix."""
+
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+    def write(self, record: dict[str, Any]) -> None:
+        os.write(self._fd, (json.dumps({"format": FORMAT, **record}) + "\n").encode())
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+class LogTail:
+    """Reads a JSON-lines file that may still grow, or not exist yet: `new()` returns what came since the last call.
+
+    A last line without its newline is left for the next call.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._offset = 0
+
+    def new(self) -> list[dict[str, Any]]:
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:
+            return []
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return [_checked(json.loads(line), str(self.path)) for line in whole.splitlines()]
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """All whole lines of a JSON-lines file; empty where there is no file."""
+    return LogTail(path).new()

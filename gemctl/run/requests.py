@@ -1,0 +1,59 @@
+"""What users and signals ask of a running run: files that are created once, seen by rank 0 and agreed by all ranks.
+
+gemctl stop RUN       # files a stop request; the ranks save and exit at the end of their step
+"""
+
+import os
+import socket
+import time
+from dataclasses import dataclass
+from typing import Literal
+
+from gemctl.run.attempt import Attempt
+from gemctl.run.directory import RunDir
+from gemctl.run.files import create_json, read_json
+
+Kind = Literal["stop", "save"]
+
+
+@dataclass(frozen=True)
+class Request:
+    number: int
+    kind: Kind
+
+
+def file(run: RunDir, kind: Kind) -> Request:
+    """Files a request to the run's present attempt; several that file at the same moment get numbers of their own."""
+    number = 1
+    while True:
+        path = run.requests / f"{number}.json"
+        try:
+            if not path.exists():
+                create_json(path, {"kind": kind, "time": time.time(), "host": socket.gethostname(), "pid": os.getpid()})
+                return Request(number, kind)
+        except FileExistsError:
+            pass
+        number += 1
+
+
+def pending(run: RunDir, attempt: Attempt, after: int = 0) -> list[Request]:
+    """Requests to this attempt with numbers above `after`, in order; costs one `stat` where there is none.
+
+    Requests from before the attempt are not its own. A caller that has dealt with some passes the last number.
+    """
+    number = max(after + 1, _first(attempt))
+    found = []
+    while (path := run.requests / f"{number}.json").exists():
+        found.append(Request(number, read_json(path)["kind"]))
+        number += 1
+    return found
+
+
+_first_request: dict[str, int] = {}
+
+
+def _first(attempt: Attempt) -> int:
+    key = str(attempt.path)
+    if key not in _first_request:
+        _first_request[key] = attempt.claim().first_request
+    return _first_request[key]
