@@ -26,3 +26,23 @@ def in_ci() -> bool:
 def test_data() -> str | None:
     """Folder with the real data sets that tests use, or None."""
     return os.environ.get("GEMCTL_TEST_DATA") or None
+
+
+def inject() -> str | None:
+    """The event that gemctl.train.inject plants, or None."""
+    return os.environ.get("GEMCTL_INJECT") or None
+
+
+def attempt() -> int:
+    """Number of the attempt that this rank belongs to; 1 where no agent started it."""
+    return int(os.environ.get("GEMCTL_ATTEMPT", "1"))
+
+
+def omp_threads() -> str | None:
+    """The user's own choice of threads per rank, or None."""
+    return os.environ.get("OMP_NUM_THREADS") or None
+
+
+def gloo_interface() -> str | None:
+    """The user's own choice of network interface for gloo, or None."""
+    return os.environ.get("GLOO_SOCKET_IFNAME") or None
