@@ -10,7 +10,6 @@
 rank 0 writes. Lines end up in their files whole, so a reader may follow them while the run goes on.
 """
 
-import json
 import math
 import time
 from pathlib import Path
@@ -21,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gemctl.data.batch import Batch
+from gemctl.run.files import JsonLog
 from gemctl.specs.data import FeatureSpec
 from gemctl.train.ledger import PARTS, Ledger, peak_rss
 from gemctl.train.metrics import Quality, TaskMetrics
@@ -33,21 +33,8 @@ _ROW = (*PARTS, "unaccounted", "wall", "peak_rss", "start_rss")
 _NOT_TRAINING = ("import", "process_group", "build", "load", "first_batch", "first_step", "peak", "eval")
 
 
-class JsonLines:
-    """Appends one JSON object a line, each with `"format": 1`; NaN and infinities become null."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("a", encoding="utf-8")
-
-    def write(self, record: dict[str, Any]) -> None:
-        self._file.write(json.dumps({"format": 1, **_finite(record)}) + "\n")
-        self._file.flush()
-
-    def close(self) -> None:
-        self._file.close()
-
-
 def _finite(value: Any) -> Any:
+    """`value` with NaN and infinities, which JSON does not have, as None."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -80,11 +67,11 @@ class TrainLog:
         self._losses: list[float] = []
         self._skipped = 0
         self._first = True
-        self._files: dict[str, JsonLines] = {}
+        self._files: dict[str, JsonLog] = {}
         self._tb_dir = attempt_dir / "tb"
         self._tb: SummaryWriter | None = None
         if rank == 0:
-            self._files = {name: JsonLines(attempt_dir / f"{name}.jsonl") for name in ("metrics", "ledger")}
+            self._files = {name: JsonLog(attempt_dir / f"{name}.jsonl") for name in ("metrics", "ledger")}
 
     def add(self, batch: Batch, logits: Tensor, *, loss: float, flops: float) -> None:
         """One step: this rank's rows and logits [B, T], the global `loss`, this rank's useful FLOPs (forward and
@@ -110,7 +97,7 @@ class TrainLog:
         if self._rank == 0:
             now = time.time()
             line = self._metrics_line(step, now, matrix, counters) | {"lr": lr, "grad_norm": grad_norm}
-            self._files["metrics"].write(line)
+            self._files["metrics"].write(_finite(line))
             self._files["ledger"].write(self._ledger_line(step, now, matrix))
             self._to_tensorboard(step, line)
         self._metrics.reset()
@@ -178,7 +165,7 @@ class TrainLog:
         """Writes an evaluation of all eval rows after `step` completed steps."""
         if self._rank == 0:
             line = {"kind": "eval", "step": step, "time": time.time(), "seconds": seconds, "tasks": tasks}
-            self._files["metrics"].write(line)
+            self._files["metrics"].write(_finite(line))
             self._to_tensorboard(step, line)
 
     def _to_tensorboard(self, step: int, line: dict[str, Any]) -> None:
