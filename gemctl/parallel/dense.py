@@ -52,19 +52,31 @@ def local_slice(value: Tensor) -> Slice:
     return Slice(value.to_local(), first_row)
 
 
-def clip_gradients(dense: nn.Module, shard_group: dist.ProcessGroup, max_norm: float | None) -> Tensor:
-    """Global L2 norm of the dense gradients (float64 scalar); scales them in place to at most `max_norm`. Collective."""
-    gradients = [parameter.grad.to_local() for parameter in dense.parameters() if parameter.grad is not None]  # type: ignore[attr-defined]
-    gradients = [gradient for gradient in gradients if gradient.numel()]
+def gradient_norm(dense: nn.Module, group: dist.ProcessGroup, replicas: int, others_finite: bool) -> float:
+    """Global L2 norm of the dense gradients, the same on every rank; NaN or inf also where one rank's `others_finite`
+    is false (the gradients of the tables' outputs, which must not enter the tables). Collective over the world.
+    """
+    gradients = _local_gradients(dense)
+    squares = torch.zeros((), dtype=torch.float64, device=next(dense.parameters()).device)
     if gradients:
-        squares = torch.stack(torch._foreach_norm(gradients)).double().square().sum()
-    else:
-        squares = torch.zeros((), dtype=torch.float64, device=next(dense.parameters()).device)
-    dist.all_reduce(squares, group=shard_group)
-    norm = squares.sqrt()
-    if max_norm is not None and gradients and float(norm) > max_norm:
-        torch._foreach_mul_(gradients, max_norm / float(norm))
-    return norm
+        squares = torch.stack(torch._foreach_norm(gradients)).double().square().sum() / replicas
+    if not others_finite:
+        squares = squares + float("nan")
+    dist.all_reduce(squares, group=group)
+    return float(squares.sqrt())
+
+
+def scale_gradients(dense: nn.Module, factor: float) -> None:
+    """Multiplies this rank's gradient shards in place."""
+    gradients = _local_gradients(dense)
+    if gradients:
+        torch._foreach_mul_(gradients, factor)
+
+
+def _local_gradients(dense: nn.Module) -> list[Tensor]:
+    gradients = (parameter.grad for parameter in dense.parameters())
+    local = [gradient.to_local() for gradient in gradients if isinstance(gradient, DTensor)]
+    return [gradient for gradient in local if gradient.numel()]
 
 
 def sync_gradients(dense: nn.Module, last: bool) -> None:

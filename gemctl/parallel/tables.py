@@ -117,11 +117,9 @@ class ShardedTables(nn.Module):
 def local_slices(value: Tensor) -> list[Slice]:
     """This rank's row blocks of a table's weight or state."""
     local = value.to_local()  # type: ignore[attr-defined]
-    return [
-        Slice(shard, offset[0])
-        for shard, offset in zip(local.local_shards(), local.local_offsets(), strict=True)
-        if shard.numel()
-    ]
+    # A rank without a shard still names one offset, hence not strict.
+    parts = zip(local.local_shards(), local.local_offsets(), strict=False)
+    return [Slice(shard, offset[0]) for shard, offset in parts if shard.numel()]
 
 
 def _shard(

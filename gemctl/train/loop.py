@@ -1,0 +1,144 @@
+"""The training loop of one rank: batches in, steps, evaluations, checkpoints; stops when all ranks agree to.
+
+torchrun -m gemctl.worker RUN      # runs it by hand
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from gemctl.config.schema import Config
+from gemctl.data.batch import Batch
+from gemctl.data.loader import Loader, eval_batches
+from gemctl.parallel.assemble import ShardedModel
+from gemctl.specs.data import FeatureSpec
+from gemctl.train.ledger import Ledger
+from gemctl.train.metrics import TaskMetrics
+from gemctl.train.optim import DenseOptimizer
+from gemctl.train.peak import measure_peak
+from gemctl.train.step import Flags, Stepper, StepResult
+from gemctl.train.writers import TrainLog
+
+
+class Saver(Protocol):
+    """What the loop needs of gemctl.checkpoint.save.Saver."""
+
+    def save(self, step: int, state: dict[str, Tensor], position: dict[str, Any]) -> float: ...
+    def check(self) -> None: ...
+    def wait(self) -> None: ...
+
+
+@dataclass
+class Trainer:
+    """Everything one rank trains with. `stage(name, step)` tells the outside where this rank is."""
+
+    config: Config
+    spec: FeatureSpec
+    model: ShardedModel
+    optimizer: DenseOptimizer
+    saver: Saver
+    log: TrainLog
+    ledger: Ledger
+    flops: Callable[[Batch], float]
+    stage: Callable[[str, int], None]
+    wishes: Callable[[], Flags]
+    rank: int
+    world: int
+
+    @property
+    def stride(self) -> int:
+        """Rows that each lookup pads to: the most that any rank holds of a global batch, at least one."""
+        return max(1, -(-self.config.train.global_batch // self.world))
+
+    def state(self) -> dict[str, Tensor]:
+        """All tensors of a checkpoint, by name."""
+        return self.model.state() | self.optimizer.state()
+
+    def run(self, start_step: int) -> bool:
+        """Trains from `start_step` to the configured end; True if it got there, False if it was asked to stop."""
+        stepper = Stepper(self.config, self.model, self.optimizer, self.ledger)
+        train = self.config.train
+        loader = Loader(
+            self.config.data, self.spec, global_batch=train.global_batch, seed=self.config.run.seed,
+            rank=self.rank, world=self.world, start_step=start_step,
+        )  # fmt: skip
+        saved, done = start_step, start_step
+        try:
+            while done < train.steps:
+                self.saver.check()
+                result = self._step(stepper, loader, done)
+                done += 1
+                self._after(done, result)
+                every = self.config.checkpoint.every
+                if result.flags.save or result.flags.stop or (every and done % every == 0):
+                    saved = self.save(done)
+                if result.flags.stop:
+                    break
+                if train.eval_every and done % train.eval_every == 0 and done < train.steps:
+                    self.evaluate(done)
+        finally:
+            loader.close()
+        finished = done >= train.steps
+        if saved != done or done == 0:
+            self.save(done)
+        if finished:
+            self.evaluate(done)
+        self.stage("save", done)
+        with self.ledger.part("checkpoint_stall"):
+            self.saver.wait()
+        return finished
+
+    def _step(self, stepper: Stepper, loader: Loader, index: int) -> StepResult:
+        self.stage("data", index)
+        with self.ledger.part("data_wait"):
+            step, batch = next(loader)
+        if step != index:
+            raise RuntimeError(f"the loader gave batch {step} at step {index}")
+        self.stage("step", index)
+        batch = batch.to(self.model.device)
+        result = stepper.step(index, batch, self.stride, self.wishes())
+        with self.ledger.part("log"):
+            if result.skipped:
+                self.log.skipped()
+            else:
+                self.log.add(batch, result.logits, loss=result.loss, flops=self.flops(batch))
+        if self.log.peak is None:
+            self.ledger.first_step_done()
+            with self.ledger.part("peak"):
+                self.log.peak = measure_peak(self.model.group)
+        return result
+
+    def _after(self, done: int, result: StepResult) -> None:
+        train = self.config.train
+        if done % train.log_every == 0 or done == train.steps or result.flags.stop:
+            with self.ledger.part("log"):
+                self.log.flush(done, lr=result.lr, grad_norm=result.grad_norm)
+
+    def save(self, step: int) -> int:
+        """Starts an asynchronous checkpoint of the state after `step` steps; returns `step`."""
+        self.stage("save", step)
+        with self.ledger.part("checkpoint_stall"):
+            self.saver.save(step, self.state(), {"step": step, "applied_updates": self.optimizer.applied})
+        return step
+
+    def evaluate(self, step: int) -> None:
+        """NE and AUC over all eval rows; nothing where the configuration has none."""
+        if self.config.data.eval is None:
+            return
+        self.stage("eval", step)
+        metrics = TaskMetrics([label.name for label in self.spec.labels], self.model.device)
+        start = time.perf_counter()
+        with self.ledger.part("eval"):
+            batches = eval_batches(
+                self.config.data, self.spec, global_batch=self.config.train.global_batch,
+                rank=self.rank, world=self.world,
+            )  # fmt: skip
+            for on_host in batches:
+                batch = on_host.to(self.model.device)
+                logits = self.model.predict(batch, self.stride)
+                metrics.update(logits, batch.labels, batch.label_mask, batch.weight, batch.true_probability)
+            metrics.reduce(self.model.group)
+            self.log.evaluated(step, metrics.compute(), time.perf_counter() - start)

@@ -1,0 +1,146 @@
+"""One training step over a global batch: look up, dense part in micro-batches, agree, update dense part and tables.
+
+A step can be dropped whole as long as nothing has entered the tables, which update inside their own backward. So the
+order is: look the tables up once · for each micro-batch forward, agree on the flags, backward to the looked-up
+embeddings · agree on the gradient norm · update the dense part · backward through the tables.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gemctl.config.schema import Config
+from gemctl.data.batch import Batch
+from gemctl.errors import GemctlError
+from gemctl.parallel.assemble import ShardedModel
+from gemctl.parallel.dense import gradient_norm, scale_gradients, sync_gradients
+from gemctl.parallel.tables import LookedUp
+from gemctl.train.ledger import Ledger
+from gemctl.train.optim import DenseOptimizer, warmup_factor
+
+
+@dataclass
+class Flags:
+    """What ranks tell each other between forward and backward; any rank's wish counts for all."""
+
+    nonfinite: bool = False
+    stop: bool = False
+    save: bool = False
+
+
+@dataclass
+class StepResult:
+    """`loss`: global, summed over the tasks, each divided by its own weight. `logits` [B, T] of this rank's rows."""
+
+    loss: float
+    logits: Tensor
+    skipped: bool
+    grad_norm: float | None
+    lr: float
+    flags: Flags = field(default_factory=Flags)
+
+
+class Stepper:
+    """Runs steps of one rank. Every method is collective over the world."""
+
+    def __init__(self, config: Config, model: ShardedModel, optimizer: DenseOptimizer, ledger: Ledger) -> None:
+        self.config, self.model, self.optimizer, self.ledger = config, model, optimizer, ledger
+        self.world = dist.get_world_size(model.group)
+
+    def step(self, index: int, batch: Batch, stride: int, wish: Flags) -> StepResult:
+        """Trains on this rank's rows of global batch `index`; `wish` is what this rank asks for."""
+        factor = warmup_factor(index, self.config.optim.dense.warmup)
+        with self.ledger.part("tables_forward"):
+            self.model.tables.scale_lr(factor)
+            looked_up = self.model.tables(batch, stride)
+        loss, logits, flags = self._micro_batches(batch, looked_up, wish)
+        result = StepResult(loss, logits, flags.nonfinite, None, self.config.optim.dense.lr * factor, flags)
+        if flags.nonfinite:
+            self._not_finite(index, loss)
+        else:
+            result.grad_norm = self._update(index, looked_up, factor)
+        self.optimizer.zero_grad()
+        return result
+
+    def _micro_batches(self, batch: Batch, looked_up: LookedUp, wish: Flags) -> tuple[float, Tensor, Flags]:
+        """Forward and backward of the dense part; a non-finite loss stops it before its backward."""
+        count = self.config.train.accumulate
+        rows = len(batch)
+        agreed, logits, total, weights = Flags(), [], 0.0, _task_weights(batch)
+        for micro in range(count):
+            start, stop = micro * rows // count, (micro + 1) * rows // count
+            part = batch if count == 1 else batch.slice(start, stop)
+            embedded = looked_up.leaves if count == 1 else looked_up.leaves.slice(batch, start, stop)
+            with self.ledger.part("dense_forward"):
+                scores = self.model.dense(part, embedded)
+                losses = task_losses(scores, part)
+            with self.ledger.part("flag_wait"):
+                sums, weights, agreed = self._agree(losses.detach(), weights, wish, agreed, first=micro == 0)
+            logits.append(scores.detach())
+            total += float((sums / weights).sum())
+            if agreed.nonfinite:
+                if micro > 0:
+                    self._drop_gradients(batch, looked_up)
+                break
+            with self.ledger.part("dense_backward"):
+                sync_gradients(self.model.dense, last=micro == count - 1)
+                # Both FSDP2 and TorchRec average over the ranks, hence × world.
+                (losses / weights.to(losses.dtype)).sum().mul(self.world).backward()
+        return total, torch.cat(logits), agreed
+
+    def _drop_gradients(self, batch: Batch, looked_up: LookedUp) -> None:
+        """Empties what FSDP2 has accumulated unreduced: one backward of no rows reduces it, `zero_grad` drops it."""
+        sync_gradients(self.model.dense, last=True)
+        self.model.dense(batch.slice(0, 0), looked_up.leaves.slice(batch, 0, 0)).sum().backward()
+
+    def _agree(
+        self, losses: Tensor, weights: Tensor, wish: Flags, so_far: Flags, first: bool
+    ) -> tuple[Tensor, Tensor, Flags]:
+        """Global loss sums and task weights [T] (float64), and the flags that any rank has raised."""
+        bad = not bool(losses.isfinite().all())
+        flags = torch.tensor([bad, wish.stop, wish.save], dtype=torch.float64, device=losses.device)
+        message = torch.cat([flags, losses.double(), weights if first else torch.zeros_like(weights)])
+        dist.all_reduce(message, group=self.model.group)
+        flags, sums, total = message.split([3, losses.numel(), losses.numel()])
+        bad, stop, save = (bool(flag > 0) or bool(flag.isnan()) for flag in flags)
+        agreed = Flags(so_far.nonfinite or bad, so_far.stop or stop, so_far.save or save)
+        return sums, total.clamp(min=1e-12) if first else weights, agreed
+
+    def _update(self, index: int, looked_up: LookedUp, factor: float) -> float:
+        with self.ledger.part("optimizer"):
+            finite = all(leaf.grad is None or bool(leaf.grad.isfinite().all()) for leaf in looked_up.leaves.tensors())
+            replicas = self.model.topology.dp_replicate
+            norm = gradient_norm(self.model.dense, self.model.group, replicas, finite)
+            if not math.isfinite(norm):
+                raise GemctlError(
+                    f"step {index}: a gradient is not finite although the loss is; nothing was updated. Resume from "
+                    "the last checkpoint with a lower optim.dense.lr or optim.dense.clip_norm"
+                )
+            bound = self.config.optim.dense.clip_norm
+            if bound is not None and norm > bound:
+                scale_gradients(self.model.dense, bound / norm)
+            self.optimizer.step(factor)
+        with self.ledger.part("tables_backward"):
+            looked_up.backward()
+        return norm
+
+    def _not_finite(self, index: int, loss: float) -> None:
+        if self.config.train.nan == "stop":
+            raise GemctlError(
+                f"step {index}: the loss is {loss} and train.nan=stop; nothing was updated. train.nan=skip goes on "
+                "without such batches"
+            )
+
+
+def task_losses(logits: Tensor, batch: Batch) -> Tensor:
+    """Sum over the rows of weight · mask · binary cross-entropy, by task [T] (0 where there is no row)."""
+    counts = batch.label_mask * batch.weight[:, None]
+    each = torch.nn.functional.binary_cross_entropy_with_logits(logits, batch.labels, reduction="none")
+    return (each * counts).sum(0)
+
+
+def _task_weights(batch: Batch) -> Tensor:
+    return (batch.label_mask * batch.weight[:, None]).double().sum(0)

@@ -1,0 +1,186 @@
+"""Law 1 on the dense and table side: worlds, batch sizes and accumulation give the steps of one process."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from gemctl.config.schema import LauncherConfig, TopologyConfig
+from gemctl.errors import GemctlError
+from gemctl.mesh.topology import resolve
+from gemctl.parallel.assemble import assemble
+from gemctl.parallel.tables import ShardedTables
+from gemctl.train.ledger import Ledger
+from gemctl.train.optim import DenseOptimizer
+from gemctl.train.step import Flags, Stepper
+from tests.small import SPEC, local_batch, small_config
+from tests.state import gather_full
+from tests.world import run_world
+
+
+@dataclass(frozen=True)
+class Placement:
+    sharding: str
+    rank: int | None = None
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way to train the same 20 steps."""
+
+    dp_replicate: int = 1
+    global_batch: int = 16
+    accumulate: int = 1
+    steps: int = 20
+    sharding: str = "row_wise"
+    poison: tuple[int, int] | None = None  # (step, rank) whose labels make a NaN loss
+    nan: str = "skip"
+
+
+def _placements(case: Case, world: int) -> dict[str, Placement]:
+    if case.sharding == "row_wise":
+        return {table.name: Placement("row_wise") for table in SPEC.tables}
+    return {table.name: Placement("table_wise", index % world) for index, table in enumerate(SPEC.tables)}
+
+
+def _train(case: Case) -> tuple[list[float], list[bool], dict[str, torch.Tensor]]:
+    """Losses, skips and the full state (rank 0) after the case's steps."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    config = small_config(case.global_batch, case.accumulate, case.steps)
+    config.train.nan = case.nan  # type: ignore[assignment]
+    topology = resolve(TopologyConfig(dp_replicate=case.dp_replicate), LauncherConfig(ranks_per_node=world))
+    model = assemble(config, SPEC, topology, _placements(case, world), torch.device("cpu"))
+    model.initialise(seed=7)
+    optimizer = DenseOptimizer(model.dense, config.optim.dense)
+    stepper = Stepper(config, model, optimizer, Ledger())
+    stride = max(1, -(-case.global_batch // world))
+    losses, skipped = [], []
+    for step in range(case.steps):
+        batch = local_batch(step, case.global_batch, rank, world)
+        if case.poison == (step, rank):
+            batch.labels[-1, 0] = float("nan")
+        result = stepper.step(step, batch, stride, Flags())
+        losses.append(result.loss)
+        skipped.append(result.skipped)
+    return losses, skipped, gather_full(model.state() | optimizer.state())
+
+
+def _run(world: int, case: Case) -> tuple[list[float], list[bool], dict[str, torch.Tensor]]:
+    result: tuple[list[float], list[bool], dict[str, torch.Tensor]] = run_world(world, _train, case)[0]
+    return result
+
+
+def _assert_same(one: Any, other: Any) -> None:
+    """|Δloss|/loss ≤ 1e-5 and full state ≤ 1e-4 relative per tensor: sums in another order, amplified by AdamW."""
+    assert one[1] == other[1]
+    for a, b in zip(one[0], other[0], strict=True):
+        assert abs(a - b) <= 1e-5 * abs(a)
+    assert one[2].keys() == other[2].keys()
+    for name, tensor in one[2].items():
+        difference = float((tensor - other[2][name]).norm() / tensor.norm().clamp(min=1e-12))
+        assert difference <= 1e-4, (name, difference)
+
+
+@pytest.mark.parametrize("global_batch", [16, 7, 3])
+def test_worlds_train_alike(global_batch: int) -> None:
+    """G = 7 is uneven and G = 3 leaves one of four ranks without a row."""
+    single = _run(1, Case(global_batch=global_batch))
+    assert single[0][-1] != single[0][0]
+    _assert_same(single, _run(2, Case(global_batch=global_batch)))
+    _assert_same(single, _run(4, Case(global_batch=global_batch, dp_replicate=2)))
+
+
+def test_table_wise_trains_like_row_wise() -> None:
+    _assert_same(_run(1, Case()), _run(4, Case(sharding="table_wise", dp_replicate=4)))
+
+
+@pytest.mark.parametrize("accumulate", [2, 4])
+def test_accumulation_changes_nothing(accumulate: int) -> None:
+    """Tables included: they are looked up and updated once a step. 7 rows over 2 ranks leave empty micro-batches."""
+    for global_batch in (16, 7):
+        one = _run(2, Case(global_batch=global_batch))
+        _assert_same(one, _run(2, Case(global_batch=global_batch, accumulate=accumulate)))
+
+
+def _initial(dp_replicate: int, sharding: str) -> dict[str, torch.Tensor]:
+    return _train(Case(dp_replicate=dp_replicate, sharding=sharding, steps=0))[2]
+
+
+def test_initial_state_is_bit_equal_in_every_world() -> None:
+    single = run_world(1, _initial, 1, "row_wise")[0]
+    weights = [name for name in single if name.endswith("weight")]
+    assert len(weights) > 5
+    assert all(single[name].unique().numel() > 1 for name in weights if name.startswith("tables."))
+    for world, replicate, sharding in [
+        (2, 1, "row_wise"),
+        (4, 2, "row_wise"),
+        (4, 1, "table_wise"),
+        (3, 1, "row_wise"),
+    ]:
+        other = run_world(world, _initial, replicate, sharding)[0]
+        assert single.keys() == other.keys()
+        assert all(torch.equal(single[name], other[name]) for name in single), (world, sharding)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_nonfinite_loss_on_one_rank_skips_the_step_everywhere(accumulate: int) -> None:
+    """The state after 3 steps of which the last is skipped is bit-equal to the state after 2, tables included."""
+    before = _run(2, Case(steps=2, accumulate=accumulate))
+    skipped = _run(2, Case(steps=3, accumulate=accumulate, poison=(2, 1)))
+    assert skipped[1] == [False, False, True]
+    assert all(torch.equal(before[2][name], skipped[2][name]) for name in before[2])
+
+
+def test_training_goes_on_after_a_skipped_step() -> None:
+    for accumulate in (1, 2):
+        case = Case(steps=5, accumulate=accumulate, poison=(2, 1))
+        losses, skipped, state = _run(2, case)
+        assert skipped == [False, False, True, False, False]
+        assert all(tensor.isfinite().all() for tensor in state.values())
+        reference = _run(1, replace(case, poison=(2, 0), accumulate=1))
+        _assert_same((losses[3:], skipped, state), (reference[0][3:], reference[1], reference[2]))
+
+
+def _stop_on_nan() -> str:
+    try:
+        _train(Case(steps=2, poison=(1, 0), nan="stop"))
+    except GemctlError as error:
+        return str(error)
+    return ""
+
+
+def test_nan_stop_ends_all_ranks_with_the_reason() -> None:
+    assert all("step 1" in message and "train.nan" in message for message in run_world(2, _stop_on_nan))
+
+
+def _nan_gradient() -> tuple[str, bool]:
+    """A gradient of the tables' outputs turns NaN on rank 1 although the loss is finite."""
+    config = small_config()
+    topology = resolve(TopologyConfig(), LauncherConfig(ranks_per_node=2))
+    model = assemble(config, SPEC, topology, _placements(Case(), 2), torch.device("cpu"))
+    model.initialise(seed=7)
+    optimizer = DenseOptimizer(model.dense, config.optim.dense)
+    before = {name: tensor.clone() for name, tensor in gather_full(model.state()).items()}
+    lookup = ShardedTables.forward
+
+    def poisoned(self: ShardedTables, batch: Any, stride: int) -> Any:
+        looked_up = lookup(self, batch, stride)
+        if dist.get_rank() == 1:
+            looked_up.leaves.tensors()[0].register_hook(lambda gradient: gradient * float("nan"))
+        return looked_up
+
+    ShardedTables.forward = poisoned  # type: ignore[method-assign]
+    try:
+        Stepper(config, model, optimizer, Ledger()).step(0, local_batch(0, 16, dist.get_rank(), 2), 8, Flags())
+    except GemctlError as error:
+        after = gather_full(model.state())
+        return str(error), all(torch.equal(before[name], after[name]) for name in before)
+    return "", False
+
+
+def test_nonfinite_gradient_stops_before_anything_is_updated() -> None:
+    for message, unchanged in run_world(2, _nan_gradient):
+        assert "gradient is not finite" in message
+        assert unchanged
