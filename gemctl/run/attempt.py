@@ -42,6 +42,7 @@ class Claim:
     time: float
     nodes: int
     ranks_per_node: int
+    heartbeat: float  # seconds between beats
     first_request: int  # requests with lower numbers were meant for earlier attempts
 
 
@@ -125,7 +126,9 @@ class Attempt:
             create_json(self.kill_order, {"reason": reason, "time": time.time()})
 
 
-def claim(run_path: Path, number: int, *, nodes: int, ranks_per_node: int, owner: str | None = None) -> Attempt:
+def claim(
+    run_path: Path, number: int, *, nodes: int, ranks_per_node: int, heartbeat: float, owner: str | None = None
+) -> Attempt:
     """Makes attempt `number` and so takes the run. InputError if another process was faster.
 
     `number` is one more than the last attempt that the caller knew and found dead: so of two that take over the same
@@ -149,6 +152,7 @@ def claim(run_path: Path, number: int, *, nodes: int, ranks_per_node: int, owner
             "time": time.time(),
             "nodes": nodes,
             "ranks_per_node": ranks_per_node,
+            "heartbeat": heartbeat,
             "first_request": 1 + sum(1 for _ in (run_path / "requests").glob("*.json")),
         },
     )
@@ -196,20 +200,17 @@ class Heartbeat:
             _write_beat(self._attempt, count)
 
 
-def stale_after(heartbeat: float) -> float:
-    """Seconds without a beat after which an attempt counts as dead: ten beats, at least 5 s (imports delay beats)."""
-    return max(5.0, 10 * heartbeat)
+def watch_beat(attempt: Attempt) -> float | None:
+    """Seconds until the attempt's next beat, or None if it has ended or does not beat: it is dead.
 
-
-def watch_beat(attempt: Attempt, seconds: float) -> float | None:
-    """Seconds until the attempt's next beat, or None if it ended or does not beat for `seconds`.
-
-    Only this process's own monotonic clock counts, as the writer may live on a host whose clock differs.
+    Dead means ten beats missed, at least 5 s (imports delay beats). Only this process's own monotonic clock counts, as
+    the writer may live on a host whose clock differs.
     """
     if attempt.end_file.exists():
         return None
+    patience = max(5.0, 10 * attempt.claim().heartbeat)
     start, first = time.monotonic(), attempt.beat()
-    while time.monotonic() - start < seconds:
+    while time.monotonic() - start < patience:
         if attempt.end_file.exists():
             return None
         if attempt.beat() != first:

@@ -13,10 +13,10 @@ The supervisor tells from it where a rank failed, and that one hangs: a stage wi
 import os
 import time
 import traceback
-from typing import Literal
+from typing import Any, Literal
 
 from gemctl.run.attempt import Attempt
-from gemctl.run.files import JsonLog
+from gemctl.run.files import JsonLog, read_log
 
 STAGES = ("start", "build", "load", "data", "step", "eval", "save", "close")
 Stage = Literal["start", "build", "load", "data", "step", "eval", "save", "close"]
@@ -43,18 +43,30 @@ class StageRecorder:
         if self._failed:
             return
         self._failed = True
-        self._log.write(
-            {
-                "event": "fail",
-                "stage": self._stage,
-                "step": self._step,
-                "time": time.time(),
-                "type": type(error).__name__,
-                "message": str(error)[:MESSAGE],
-                "trace": "".join(traceback.format_exception(error))[-2 * MESSAGE :],
-            }
-        )
+        self._log.write(_failure(error, self._stage, self._step))
 
     def finish(self, result: Literal["finished", "stopped"], step: int) -> None:
         """The rank has done its work (`finished`) or saved and left on request (`stopped`), `step` steps done."""
         self._log.write({"event": "finish", "stage": self._stage, "step": step, "time": time.time(), "result": result})
+
+
+def _failure(error: BaseException, stage: str, step: int | None) -> dict[str, Any]:
+    return {
+        "event": "fail",
+        "stage": stage,
+        "step": step,
+        "time": time.time(),
+        "type": type(error).__name__,
+        "message": str(error)[:MESSAGE],
+        "trace": "".join(traceback.format_exception(error))[-2 * MESSAGE :],
+    }
+
+
+def fail_unrecorded(attempt: Attempt, rank: int, error: BaseException) -> None:
+    """Records that `error` ended the rank, in the stage it was last in, unless it said so itself."""
+    lines = read_log(attempt.rank_log(rank))
+    if lines and lines[-1]["event"] == "fail":
+        return
+    log = JsonLog(attempt.rank_log(rank))
+    last: dict[str, Any] = lines[-1] if lines else {"stage": "start", "step": None}
+    log.write(_failure(error, last["stage"], last["step"]))

@@ -1,0 +1,303 @@
+"""The agent, one a host: imports torch and the worker once, forks the ranks of an attempt and records their ends.
+
+    python -m gemctl.agent RUN --attempt 1 --node 0        # started by the launcher
+
+The ranks are forked by torchrun's own `elastic_launch`, which gives them their rendezvous; nothing before the fork may
+open a collective, CUDA or an OpenMP region. SIGTERM and SIGINT to the agent become a stop request, which the ranks
+agree on at the end of a step, so a save may take as long as it needs (the `torchrun` program kills after 30 s). After a
+failed attempt the agent waits for the next one of the same owner, which then starts without the imports.
+
+Nothing survives: ranks are killed when the agent dies, the agent when its parent dies, and both when another process
+has taken the run.
+"""
+
+import argparse
+import faulthandler
+import gc
+import importlib
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from gemctl import env
+from gemctl.run import process, requests, stages
+from gemctl.run.attempt import Attempt, Heartbeat
+from gemctl.run.directory import RunDir
+from gemctl.run.files import JsonLog
+
+Work = Callable[[str, int], None]
+
+# What the ranks need; the worker brings the rest of gemctl with it.
+PRELOAD = ("torch", "torch.distributed.checkpoint", "torch.distributed.fsdp", "torchrec", "gemctl.worker")
+PEER_GRACE = 1.0  # seconds in which the other ranks may say what they saw before they are killed
+STACK_GRACE = 0.5  # seconds for dumping stacks
+CLAIM_GRACE = 2.0  # seconds from the making of an attempt's folder to its claim.json
+POLL = 0.02
+
+
+class RankMonitor:
+    """Watches one attempt's ranks from a thread: records pid and end of each, ends the others when one has failed.
+
+    torchrun's agent reports one failed rank, and not always the first; this record has all of them in order.
+    """
+
+    def __init__(self, attempt: Attempt, log: JsonLog) -> None:
+        self._attempt, self._log = attempt, log
+        self._reader, self.registry = os.pipe()  # each rank writes "rank pid" into it
+        os.set_blocking(self._reader, False)
+        self._ranks: dict[int, int] = {}  # pid → rank
+        self._processes: dict[int, BaseProcess] = {}
+        self._ended: set[int] = set()
+        self._killed: set[int] = set()
+        self._kill_at: float | None = None
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="rank-monitor", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Records what is left to record; all ranks have ended."""
+        self._done.set()
+        self._thread.join()
+        self._look()
+        os.close(self._reader)
+        os.close(self.registry)
+
+    def add_failure(self, rank: int, pid: int, code: int) -> None:
+        """An end that torchrun's agent saw; recorded unless this monitor saw it too."""
+        if pid not in self._ended:
+            self._record(rank, pid, code)
+
+    def kill(self) -> None:
+        """Kills every rank that still runs."""
+        for pid, child in self._processes.items():
+            if pid not in self._ended:
+                self._killed.add(pid)
+                child.kill()
+
+    def _run(self) -> None:
+        while not self._done.wait(POLL):
+            self._look()
+            if self._kill_at is None and self._attempt.kill_order.exists():
+                self._dump_stacks()
+                self._kill_at = time.monotonic()
+            if self._kill_at is not None and time.monotonic() >= self._kill_at:
+                self.kill()
+
+    def _look(self) -> None:
+        self._register()
+        for pid, rank in self._ranks.items():
+            code = self._processes[pid].exitcode if pid in self._processes else None
+            if code is not None and pid not in self._ended:
+                self._record(rank, pid, code)
+                if code != 0 and self._kill_at is None:
+                    self._kill_at = time.monotonic() + PEER_GRACE
+
+    def _register(self) -> None:
+        for child in multiprocessing.active_children():
+            self._processes.setdefault(child.pid or 0, child)
+        try:
+            lines = os.read(self._reader, 1 << 16).decode().split("\n")
+        except BlockingIOError:
+            return
+        for rank, pid in (map(int, line.split()) for line in lines if line):
+            self._ranks[pid] = rank
+            self._log.write({"event": "rank", "rank": rank, "pid": pid, "time": time.time()})
+
+    def _record(self, rank: int, pid: int, code: int) -> None:
+        self._ended.add(pid)
+        end = {"code": code, "signal": None} if code >= 0 else {"code": None, "signal": signal.Signals(-code).name}
+        killed = code == -signal.SIGKILL and pid in self._killed
+        self._log.write({"event": "exit", "rank": rank, "pid": pid, "time": time.time(), "killed": killed, **end})
+
+    def _dump_stacks(self) -> None:
+        living = {pid: rank for pid, rank in self._ranks.items() if pid not in self._ended}
+        for pid in living:
+            os.kill(pid, signal.SIGUSR1)
+        deadline = time.monotonic() + STACK_GRACE
+        files = [self._attempt.rank_stack(rank) for rank in living.values()]
+        while time.monotonic() < deadline and not all(file.stat().st_size for file in files):
+            time.sleep(POLL)
+        time.sleep(POLL)  # a stack is written in several pieces
+
+
+class Agent:
+    """Serves the attempts of one owner, one after the other. `work(run path, attempt number)` is what a rank does."""
+
+    def __init__(self, run: RunDir, attempt: Attempt, node: int) -> None:
+        self.run, self.attempt, self.node = run, attempt, node
+        self.owner = attempt.claim().owner
+        self._monitor: RankMonitor | None = None
+        self._log = self._open_log()
+
+    def take_signals(self) -> None:
+        """From now on SIGTERM and SIGINT are stop requests."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+
+    def preload(self) -> Work:
+        """Imports all that ranks need; returns the worker's main function."""
+        start = time.monotonic()
+        for name in PRELOAD:
+            importlib.import_module(name)
+        self._log.write({"event": "ready", "time": time.time(), "seconds": time.monotonic() - start})
+        work: Work = importlib.import_module("gemctl.worker").main
+        return work
+
+    def serve(self, work: Work) -> int:
+        """Runs attempts until one ends well, or nobody wants another; returns the exit code."""
+        gc.collect()
+        gc.freeze()  # keeps the collector of every rank off the pages they share
+        while True:
+            with Heartbeat(self.attempt, self.attempt.claim().heartbeat, self._superseded):
+                if not self._wait_for(self.attempt.request.exists):
+                    return 0
+                well = self._run_attempt(work)
+            if well or not self._next_attempt():
+                return 0 if well else 1
+
+    def _run_attempt(self, work: Work) -> bool:
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+        from torch.distributed.launcher.api import elastic_launch
+
+        monitor = self._monitor = RankMonitor(self.attempt, self._log)
+        monitor.start()
+        target = elastic_launch(self._launch_config(), _rank)
+        try:
+            target(work, str(self.run.path), self.attempt.number, os.getpid(), monitor.registry)
+        except ChildFailedError as error:
+            for rank, failure in error.failures.items():
+                monitor.add_failure(rank, failure.pid, failure.exitcode)
+            return self._ended(False)
+        except Exception as error:
+            monitor.kill()
+            self._log.write({"event": "error", "time": time.time(), "message": f"{type(error).__name__}: {error}"})
+            return self._ended(False)
+        return self._ended(True)
+
+    def _ended(self, well: bool) -> bool:
+        if self._monitor is not None:
+            self._monitor.stop()
+            self._monitor = None
+        self._log.write({"event": "end", "ok": well, "time": time.time()})
+        return well
+
+    def _launch_config(self) -> Any:
+        from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+        from torch.distributed.launcher.api import LaunchConfig
+
+        claim = self.attempt.claim()
+        return LaunchConfig(
+            min_nodes=claim.nodes,
+            max_nodes=claim.nodes,
+            nproc_per_node=claim.ranks_per_node,
+            run_id=f"{self.run.run_id}-a{self.attempt.number}",
+            rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0",
+            local_addr="127.0.0.1",
+            max_restarts=0,
+            monitor_interval=0.05,
+            start_method="fork",
+            signals_to_handle="SIGQUIT",
+            logs_specs=DefaultLogsSpecs(log_dir=os.devnull),
+        )
+
+    def _next_attempt(self) -> bool:
+        """Waits until the owner has prepared another attempt; False if the agent is told to end instead."""
+        following = self.run.attempt(self.attempt.number + 1)
+        if not self._wait_for(following.request.exists) or following.claim().owner != self.owner:
+            return False
+        self.attempt = following
+        self._log.close()
+        self._log = self._open_log()
+        return True
+
+    def _wait_for(self, ready: Callable[[], bool]) -> bool:
+        """Waits for `ready`; False if a stop request comes first."""
+        while not ready():
+            if requests.pending(self.run, self.attempt):
+                return False
+            time.sleep(POLL / 2)
+        return True
+
+    def _open_log(self) -> JsonLog:
+        log = JsonLog(self.attempt.agent_log(self.node))
+        log.write({"event": "agent", "pid": os.getpid(), "host": socket.gethostname(), "time": time.time()})
+        return log
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        if not requests.pending(self.run, self.attempt):
+            requests.file(self.run, "stop")
+
+    def _superseded(self) -> None:
+        """A higher attempt exists. If it is not our owner's, end at once; the ranks die with their parent."""
+        higher = self.run.last_attempt()
+        deadline = time.monotonic() + CLAIM_GRACE
+        while higher is not None and not higher.claim_file.exists() and time.monotonic() < deadline:
+            time.sleep(POLL)
+        if higher is None or not higher.claim_file.exists() or higher.claim().owner != self.owner:
+            self._log.write({"event": "superseded", "time": time.time()})
+            os._exit(1)
+
+
+def _rank(work: Work, run_path: str, number: int, agent: int, registry: int) -> None:
+    """What a forked rank runs: ends with the agent, writes to its own log, and leaves a record if it fails."""
+    process.die_with_parent(agent)
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+    for quiet in (
+        signal.SIGTERM,
+        signal.SIGINT,
+    ):  # schedulers send these to every process; they are the agent's to take
+        signal.signal(quiet, signal.SIG_IGN)
+    rank, attempt = env.rank(), RunDir(Path(run_path)).attempt(number)
+    os.environ["GEMCTL_ATTEMPT"] = str(number)
+    output = os.open(attempt.rank_output(rank), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    # Stays registered for as long as the process lives: a rank that has returned may still be asked for its stack.
+    faulthandler.register(signal.SIGUSR1, file=attempt.rank_stack(rank).open("w"), all_threads=True)
+    os.write(registry, f"{rank} {os.getpid()}\n".encode())
+    try:
+        work(run_path, number)
+    except BaseException as error:
+        stages.fail_unrecorded(attempt, rank, error)
+        traceback.print_exc()
+        os._exit(_flush(1))  # no clean-up that might wait for the other ranks
+    _flush(0)
+
+
+def _flush(code: int) -> int:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return code
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m gemctl.agent", description=__doc__)
+    parser.add_argument("run", help="run directory")
+    parser.add_argument("--attempt", type=int, required=True, help="number of the attempt to begin with")
+    parser.add_argument("--node", type=int, required=True, help="number of this host in the attempt")
+    args = parser.parse_args(argv)
+    run = RunDir.open(args.run)
+    attempt = run.attempt(args.attempt)
+    claim = attempt.claim()
+    process.die_with_parent(os.getppid())
+    if claim.host == socket.gethostname() and not process.running(claim.pid):
+        return 1  # whoever started this agent is dead already
+    agent = Agent(run, attempt, args.node)
+    agent.take_signals()
+    return agent.serve(agent.preload())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

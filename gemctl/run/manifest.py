@@ -1,0 +1,211 @@
+"""A checkpoint's manifest, the file that makes a checkpoint exist, and which checkpoints of a run count.
+
+    checkpoints/step_<n>.a<attempt>/
+      __<rank>_0.distcp   each rank's tensors
+      .metadata           where each tensor lies in them
+      manifest.json       written last and exclusively: what the state is, and the hash of every file
+
+A folder without a manifest is a save that did not end. A manifest of an earlier attempt at a later step than the one
+a later attempt started from is void for ever, whenever it appears: the later attempt went on without it.
+
+    gemctl checkpoint list RUN
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import re
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gemctl.errors import InputError
+from gemctl.run.directory import RunDir
+from gemctl.run.files import FORMAT, read_json
+
+FILE_NAME = "manifest.json"
+FOLDER = re.compile(r"step_(\d+)\.a(\d+)")
+# Every random draw is a function of these, never of a generator, so there is no generator state to keep.
+RNG = "counter-based: (seed, step, row, layer)"
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What holds for every checkpoint of an attempt. `hosts`: the host of each rank; hashes are hexadecimal."""
+
+    world: int
+    axes: dict[str, int]
+    hosts: list[str]
+    plan_hash: str
+    config_hash: str
+    seed: int
+    optimizers: dict[str, str]
+
+
+@dataclass(frozen=True)
+class StoredObject:
+    """One tensor: its full shape, dtype and bytes, its placement when it was saved and in how many pieces it lies."""
+
+    shape: list[int]
+    dtype: str
+    bytes: int
+    layout: str
+    pieces: int
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """All that is known of a checkpoint but its tensors. `position`: where the data goes on (JSON)."""
+
+    step: int
+    attempt: int
+    facts: RunFacts
+    position: dict[str, Any]
+    objects: dict[str, StoredObject]
+    files: dict[str, StoredFile]
+    rng: str = RNG
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint folder of a run. `flaw` says why it does not count; None: it is published and valid."""
+
+    path: Path
+    step: int
+    attempt: int
+    published: bool
+    flaw: str | None
+
+
+def folder_name(step: int, attempt: int) -> str:
+    return f"step_{step}.a{attempt}"
+
+
+def publish(folder: Path, manifest: Manifest) -> None:
+    """Makes the checkpoint in `folder` exist; FileExistsError if it has a manifest already.
+
+    The data files' bytes must be on disk. The manifest appears by a hard link, whole or not at all, and holds a hash
+    of itself.
+    """
+    body = dataclasses.asdict(manifest)
+    value = {"format": FORMAT, "sha256": _digest(body), **body}
+    draft = folder / f".{FILE_NAME}.{socket.gethostname()}.{os.getpid()}"
+    try:
+        with draft.open("w") as file:
+            json.dump(value, file, indent=1, allow_nan=False)
+            file.flush()
+            os.fsync(file.fileno())
+        sync_folder(folder)
+        os.link(draft, folder / FILE_NAME)
+    finally:
+        draft.unlink(missing_ok=True)
+    sync_folder(folder)
+    sync_folder(folder.parent)
+
+
+def _digest(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True, allow_nan=False).encode()).hexdigest()
+
+
+def sync_folder(folder: Path) -> None:
+    """Puts the folder's list of names on disk."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def read(folder: Path) -> Manifest:
+    """The manifest in `folder`. InputError if there is none, or it is damaged or of a newer format."""
+    path = folder / FILE_NAME
+    try:
+        body = read_json(path)
+    except FileNotFoundError:
+        raise InputError(f"{folder}: no checkpoint ({FILE_NAME} is missing; the save did not end)") from None
+    if body.pop("sha256", None) != _digest(body):
+        raise InputError(f"{path}: damaged, it does not match its own hash")
+    return Manifest(
+        step=body["step"],
+        attempt=body["attempt"],
+        facts=RunFacts(**body["facts"]),
+        position=body["position"],
+        objects={key: StoredObject(**value) for key, value in body["objects"].items()},
+        files={name: StoredFile(**value) for name, value in body["files"].items()},
+        rng=body["rng"],
+    )
+
+
+def describe_file(path: Path) -> StoredFile:
+    """Size and hash of a file as it is on disk now."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return StoredFile(path.stat().st_size, digest)
+
+
+def check_file(path: Path, stored: StoredFile) -> str | None:
+    """What is wrong with the file, or None."""
+    try:
+        size = path.stat().st_size
+        if size != stored.bytes:
+            return f"{path}: {size} bytes, its manifest says {stored.bytes}"
+        if describe_file(path).sha256 != stored.sha256:
+            return f"{path}: damaged, its hash is not the one in its manifest"
+    except OSError as error:
+        return f"{path}: {error.strerror}"
+    return None
+
+
+def verify(folder: Path) -> list[str]:
+    """Every fault of a checkpoint's files, by size and hash; empty if it is whole."""
+    try:
+        manifest = read(folder)
+    except InputError as error:
+        return error.problems
+    faults = (check_file(folder / name, stored) for name, stored in sorted(manifest.files.items()))
+    return [fault for fault in faults if fault is not None]
+
+
+def checkpoints(run: RunDir) -> list[Checkpoint]:
+    """All checkpoint folders of a run, newest first; those that do not count too, with the reason."""
+    bases = _bases(run)
+    found = []
+    for path in run.checkpoints.iterdir():
+        if match := FOLDER.fullmatch(path.name):
+            step, attempt = int(match[1]), int(match[2])
+            published = (path / FILE_NAME).exists()
+            flaw = _void(step, attempt, bases) if published else f"unfinished: it has no {FILE_NAME}"
+            found.append(Checkpoint(path, step, attempt, published, flaw))
+    return sorted(found, key=lambda checkpoint: (checkpoint.step, checkpoint.attempt), reverse=True)
+
+
+def _bases(run: RunDir) -> dict[int, int]:
+    """Attempt → step that it started from, for attempts that have said so."""
+    return {attempt.number: attempt.base().step for attempt in run.attempts() if attempt.base_file.exists()}
+
+
+def _void(step: int, attempt: int, bases: Mapping[int, int]) -> str | None:
+    for later, base in sorted(bases.items()):
+        if later > attempt and base < step:
+            return f"void: attempt {later} started from step {base}"
+    return None
+
+
+def newest_verified(run: RunDir) -> tuple[Checkpoint | None, list[str]]:
+    """The newest valid checkpoint whose files are whole, and why each newer one was refused, one line each."""
+    refused: list[str] = []
+    for checkpoint in checkpoints(run):
+        faults = [f"{checkpoint.path}: {checkpoint.flaw}"] if checkpoint.flaw else verify(checkpoint.path)
+        if not faults:
+            return checkpoint, refused
+        refused += faults
+    return None, refused

@@ -1,0 +1,33 @@
+"""Processes that end together: a child dies with its parent, and a process is known to be gone, not just a zombie."""
+
+import ctypes
+import os
+import signal
+import time
+from pathlib import Path
+
+PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(parent: int) -> None:
+    """From now on this process is killed when its parent, process `parent`, dies, however that happens (Linux)."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the call above
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def running(pid: int) -> bool:
+    """True while process `pid` runs; a zombie, which only waits to be reaped, does not."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return status.rpartition(")")[2].split()[0] not in {"Z", "X"}
+
+
+def wait_until_gone(pids: list[int], seconds: float) -> list[int]:
+    """Waits until none of `pids` runs; returns those that still do after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while (left := [pid for pid in pids if running(pid)]) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return left
