@@ -1,0 +1,110 @@
+"""The baseline's running means against a loop over rows, and that it learns and scores in the right places."""
+
+import math
+
+import numpy as np
+import torch
+from sklearn.linear_model import LogisticRegression
+
+from gemctl.data.batch import Batch, Jagged
+from gemctl.specs.data import CategoricalSpec, FeatureSpec, LabelSpec, TableSpec
+from gemctl.train import baseline
+from gemctl.train.metrics import TaskMetrics
+from tests.small import SPEC, rows_batch
+
+TRAIN, SCORED = 200, 30
+
+
+def log_odds(positives: float, count: float, base: float) -> float:
+    mean = (positives + baseline.SMOOTHING * base) / (count + baseline.SMOOTHING)
+    return math.log(mean / (1 - mean)) - math.log(base / (1 - base))
+
+
+def loop_features(batch: Batch, seen: Batch, task: int, *, running: bool) -> np.ndarray:
+    """Row by row and id by id: what `fit` and `logits` should see. `running`: row b sees rows 0 … b−1 of `seen`."""
+    weight = (seen.weight * seen.label_mask[:, task]).tolist()
+    label = seen.labels[:, task].tolist()
+    base = sum(w * y for w, y in zip(weight, label, strict=True)) / sum(weight)
+    dense = seen.dense.double().numpy()
+    rows = []
+    for b in range(len(batch)):
+        row = list((batch.dense[b].double().numpy() - dense.mean(0)) / dense.std(0))
+        for feature in SPEC.categorical:
+            known = ids_of(seen, feature.name)[: b if running else None]
+            odds = []
+            for value in ids_of(batch, feature.name)[b]:
+                same = [theirs.count(value) for theirs in known]
+                positives = sum(n * weight[other] * label[other] for other, n in enumerate(same))
+                odds.append(log_odds(positives, sum(n * weight[other] for other, n in enumerate(same)), base))
+            row.append(sum(odds) / len(odds) if odds else 0.0)
+        rows.append([*row, *(float(batch.domain[b] == surface) for surface in range(3))])
+    return np.array(rows)
+
+
+def ids_of(batch: Batch, feature: str) -> list[list[int]]:
+    jagged = batch.categorical[feature]
+    edges = jagged.offsets.tolist()
+    return [jagged.values[start:stop].tolist() for start, stop in zip(edges[:-1], edges[1:], strict=True)]
+
+
+def test_fit_and_scores_equal_a_regression_on_means_made_row_by_row() -> None:
+    train, scored = rows_batch(list(range(TRAIN))), rows_batch(list(range(TRAIN, TRAIN + SCORED)))
+    # In uneven pieces, one of them empty: only the order of the rows may count.
+    fitted = baseline.fit([train.slice(0, 7), train.slice(7, 7), train.slice(7, TRAIN)], SPEC)
+    got = fitted.logits(scored)
+    for task in range(2):
+        weight = (train.weight * train.label_mask[:, task]).numpy()
+        counted = weight > 0
+        model = LogisticRegression(max_iter=200).fit(
+            loop_features(train, train, task, running=True)[counted],
+            train.labels[counted, task].numpy(),
+            sample_weight=weight[counted],
+        )
+        want = model.decision_function(loop_features(scored, train, task, running=False))
+        np.testing.assert_allclose(got[:, task].numpy(), want, atol=2e-3)
+
+
+def id_batch(ids: torch.Tensor, labels: torch.Tensor) -> Batch:
+    rows = len(ids)
+    ones = torch.ones(rows)
+    return Batch(
+        torch.arange(rows), {"item": Jagged(ids, torch.arange(rows + 1))}, torch.zeros(rows, 0), {}, labels[:, None],
+        ones[:, None], ones, torch.zeros(rows, dtype=torch.int64), torch.full((rows,), math.nan), {},
+    )  # fmt: skip
+
+
+ITEMS = FeatureSpec("items", [TableSpec("item", 500)], [LabelSpec("click")], [CategoricalSpec("item", "item")])
+
+
+def test_a_rows_own_label_does_not_reach_its_features() -> None:
+    """Labels are coin flips and every id comes twice: whoever sees own labels would learn them; honest means can't."""
+    draw = torch.Generator().manual_seed(0)
+    ids = torch.arange(1000) % 500
+    labels = (torch.rand(1000, generator=draw) < 0.5).float()
+    fitted = baseline.fit([id_batch(ids, labels)], ITEMS)
+    assert fitted.models[0] is not None and abs(fitted.models[0].coef_[0, 0]) < 1.5
+    fresh = (torch.rand(1000, generator=draw) < 0.5).float()
+    metrics = TaskMetrics(["click"])
+    metrics.update(fitted.logits(id_batch(ids, fresh)), fresh[:, None], torch.ones(1000, 1), torch.ones(1000))
+    ne = metrics.compute()["click"]["ne"]
+    assert ne is not None and 0.995 < ne < 1.03
+
+
+def test_it_learns_what_the_ids_know() -> None:
+    draw = torch.Generator().manual_seed(1)
+    ids = torch.randint(0, 50, (5000,), generator=draw)
+    rate = torch.linspace(0.05, 0.95, 500)
+    labels = (torch.rand(5000, generator=draw) < rate[ids * 10]).float()
+    fitted = baseline.fit([id_batch(ids[:4000], labels[:4000])], ITEMS)
+    metrics = TaskMetrics(["click"])
+    rest = id_batch(ids[4000:], labels[4000:])
+    metrics.update(fitted.logits(rest), rest.labels, rest.label_mask, rest.weight, rate[ids[4000:] * 10])
+    quality = metrics.compute()["click"]
+    assert quality["gap_closed"] is not None and 0.9 < quality["gap_closed"] < 1.02
+
+
+def test_labels_of_one_class_give_the_base_rate_and_no_rows_no_scores() -> None:
+    fitted = baseline.fit([id_batch(torch.arange(10), torch.ones(10))], ITEMS)
+    assert fitted.models == [None]
+    assert float(fitted.logits(id_batch(torch.arange(3), torch.ones(3))).min()) > 10
+    assert fitted.logits(id_batch(torch.arange(0), torch.ones(0))).shape == (0, 1)
