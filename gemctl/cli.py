@@ -41,6 +41,14 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise InputError(f"{self.prog}: {message} (see {self.prog} --help)")
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            from gemctl.config.nearest import did_you_mean
+
+            known = [str(choice) for choice in action.choices]
+            near = did_you_mean(str(value), known) or f" (one of {', '.join(known)})"
+            raise InputError(f"{self.prog}: {value!r}: unknown {action.metavar or action.dest}{near}")
+
     def leaves(self) -> "list[Parser]":
         """The parsers of the deepest subcommands, or this one."""
         nested = [action for action in self._actions if isinstance(action, argparse._SubParsersAction)]

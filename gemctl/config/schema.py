@@ -6,15 +6,12 @@ gemctl train --cfg        # prints the composed configuration
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
+from gemctl.specs.limits import FORBID, NonNegative, Positive, PositiveFloat
 from gemctl.specs.model import ModelConfig
 
-FORBID = ConfigDict(extra="forbid")
-Positive = Annotated[int, Field(ge=1)]
-NonNegative = Annotated[int, Field(ge=0)]
-PositiveFloat = Annotated[float, Field(gt=0)]
-Degree = Annotated[int, Field(ge=1)] | Literal["auto"]
+Degree = Positive | Literal["auto"]
 TableSharding = Literal["row_wise", "table_wise"]
 
 

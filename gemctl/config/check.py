@@ -1,0 +1,82 @@
+"""The strict check of composed data, as JSON has it: every wrong value in one line, with the place that set it."""
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+from pydantic import ValidationError
+
+from gemctl.config.keys import adapter, choices, describe, find
+from gemctl.config.nearest import did_you_mean
+from gemctl.config.schema import Config
+from gemctl.specs.yaml_file import KeyPath, dotted
+
+Origin = Callable[[KeyPath], str]
+
+
+def check(data: dict[str, Any], origin: Origin) -> tuple[Config | None, list[str]]:
+    """The typed configuration, or None and all problems. `origin` names the place that set a value."""
+    wrong = {path: f"must be a finite number, not {value!r}" for path, value in _beyond_json(data, ())}
+    try:
+        config: Config | None = adapter().validate_json(json.dumps(_numbers(data)), strict=True)
+    except ValidationError as error:
+        config = None
+        for problem in error.errors(include_url=False, include_context=False):
+            # A union reports each alternative below the value's own place: one line says what all of them want.
+            path = _place(data, problem["loc"])
+            wrong.setdefault(path, _message(data, path))
+    return (None if wrong else config), [f"{origin(path)}: {text}" for path, text in wrong.items()]
+
+
+def _message(data: dict[str, Any], path: KeyPath) -> str:
+    node = find(path)
+    if node is None:
+        return "unknown key"
+    try:
+        value = _get(data, path)
+    except KeyError:
+        return f"must be set: {describe(node)}"
+    quote = ""
+    if isinstance(value, (int, float)) and node.get("type") == "string":
+        quote = f"; as a string: {dotted(path)}='\"{value}\"'"
+    elif isinstance(value, str):
+        quote = did_you_mean(value, choices(node))
+    return f"must be {describe(node)}, not {json.dumps(value, ensure_ascii=False)}{quote}"
+
+
+def _get(data: Any, path: KeyPath) -> Any:
+    for name in path:
+        data = data[name]
+    return data
+
+
+def _place(data: Any, location: tuple[str | int, ...]) -> KeyPath:
+    """The part of pydantic's location that lies in the data; a missing key counts."""
+    for length, name in enumerate(location):
+        inside = name in data if isinstance(data, dict) else isinstance(data, list) and isinstance(name, int)
+        if not inside:
+            known = isinstance(data, dict) and find(location[: length + 1]) is not None
+            return location[: length + known]
+        data = data[name]
+    return location
+
+
+def _numbers(value: Any) -> Any:
+    """Whole floats as integers, as JSON Schema counts them: steps=1e3 is an integer."""
+    if isinstance(value, dict):
+        return {key: _numbers(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_numbers(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _beyond_json(value: Any, path: KeyPath) -> list[tuple[KeyPath, Any]]:
+    """Numbers that JSON does not have: NaN, infinities and what a float64 cannot hold."""
+    if isinstance(value, (dict, list)):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        return [found for name, item in items for found in _beyond_json(item, (*path, name))]
+    if isinstance(value, float) and not math.isfinite(value):
+        return [(path, value)]
+    too_large = isinstance(value, int) and value.bit_length() > 1023
+    return [(path, f"{str(value)[:20]}…")] if too_large else []

@@ -1,0 +1,151 @@
+"""From group choices, a user's file and overrides to one checked Config; and Config to YAML and back.
+
+    gemctl train my.yaml data=ml100k train.steps=500 --cfg
+
+Order, later over earlier: the groups' files (Hydra), the experiment, FILE.yaml, KEY=VALUE of the command line. All
+problems of all of them come in one InputError, before anything heavy is imported.
+"""
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+from gemctl.config import keys
+from gemctl.config.check import check
+from gemctl.config.groups import Groups
+from gemctl.config.interpolate import escape, is_missing, resolve
+from gemctl.config.overlay import Overlay, overlay
+from gemctl.config.overrides import Overrides, Setting, parse, unknown_key
+from gemctl.config.schema import Config
+from gemctl.errors import InputError
+from gemctl.specs import yaml_file
+from gemctl.specs.yaml_file import KeyPath, dotted
+
+
+def compose(file: str | None, overrides: list[str], config_dir: str | None = None) -> Config:
+    """The configuration that a command line asks for. Raises InputError with all problems."""
+    groups = Groups(config_dir)
+    asked = parse(overrides, groups)
+    own = overlay(yaml_file.read(file), groups) if file else Overlay()
+    problems = own.problems + asked.problems
+    choices = own.choices | {group: choice for group, (choice, _) in asked.choices.items()}
+    data = groups.compose(choices)
+    problems += _foreign(data, groups, choices)
+    put_all(data, own.settings)
+    problems += _without_effect(file, own, asked, groups, data)
+    put_all(data, asked.settings)
+
+    def origin(path: KeyPath) -> str:
+        return _origin(path, own.settings + asked.settings) or _group_origin(path, groups, choices)
+
+    return _checked(data, origin, problems)
+
+
+def to_yaml(config: Config) -> str:
+    """All keys of a configuration; `from_yaml`, or `compose` with it as FILE, gives the same configuration."""
+    return yaml_file.dump(escape(dataclasses.asdict(config)))
+
+
+def from_yaml(text: str, source: str) -> Config:
+    """The configuration in `text`, which stands alone: no groups, schema defaults for what is not there."""
+    file = yaml_file.parse(text, source)
+    own = overlay(file, Groups())
+    if own.choices:
+        own.problems.append(f"{file.at(('defaults',))}: defaults: not in a standalone configuration")
+    data: dict[str, Any] = {}
+    put_all(data, own.settings)
+    return _checked(data, lambda path: _origin(path, own.settings) or f"{file.at(path)}: {dotted(path)}", own.problems)
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of a whole configuration: it admits just what `compose` admits."""
+    return keys.json_schema()
+
+
+def put_all(data: dict[str, Any], settings: Iterable[Setting]) -> None:
+    """Sets values in nested mappings, making what is between; `{}` empties a mapping of free names only."""
+    for setting in settings:
+        place: Any = data
+        for name in setting.path[:-1]:
+            if not isinstance(place.get(name), dict):
+                place[name] = {}
+            place = place[name]
+        last = setting.path[-1]
+        if setting.value != {} or not isinstance(place.get(last), dict) or keys.has_free_names(setting.path):
+            place[last] = setting.value
+
+
+def _checked(data: dict[str, Any], origin: Any, problems: list[str]) -> Config:
+    problems = problems + [f"{origin(path)}: {text}" for path, text in resolve(data)]
+    unset = [path for path, value in _walk(data, ()) if is_missing(value)]
+    problems += [f"{dotted(path)} must be set: {_meaning(path)}" for path in unset]
+    config, wrong = check(data, origin)
+    if problems or wrong or config is None:
+        raise InputError(list(dict.fromkeys(problems + wrong)))
+    return config
+
+
+def _meaning(path: KeyPath) -> str:
+    node = keys.find(path) or {}
+    return str(node.get("description", keys.describe(node)))
+
+
+def _walk(value: Any, path: KeyPath) -> list[tuple[KeyPath, Any]]:
+    if isinstance(value, dict):
+        return [found for name, item in value.items() for found in _walk(item, (*path, name))]
+    return [(path, value)]
+
+
+def _foreign(data: dict[str, Any], groups: Groups, choices: dict[str, str]) -> list[str]:
+    """Takes unknown keys out of composed data; says which file has them."""
+    problems = []
+
+    def prune(mapping: dict[str, Any], path: KeyPath) -> None:
+        for name in list(mapping):
+            wrong = unknown_key((*path, name))
+            if wrong:
+                problems.append(f"{_group_origin((*path, name), groups, choices)}: {wrong}")
+                del mapping[name]
+            elif isinstance(mapping[name], dict):
+                prune(mapping[name], (*path, name))
+
+    prune(data, ())
+    return problems
+
+
+def _without_effect(
+    file: str | None, own: Overlay, asked: Overrides, groups: Groups, merged: dict[str, Any]
+) -> list[str]:
+    """Choices on the command line that FILE.yaml hides wholly: it stands over the groups."""
+    if not own.settings:
+        return []
+    problems = []
+    choices = own.choices | {group: choice for group, (choice, _) in asked.choices.items()}
+    for group, (_, text) in asked.choices.items():
+        without = {name: choice for name, choice in choices.items() if name != group or name in own.choices}
+        without |= {group: own.choices[group]} if group in own.choices else {}
+        other = groups.compose(without)
+        if other == groups.compose(choices):
+            continue
+        put_all(other, own.settings)
+        if other == merged:
+            problems.append(f"{text}: has no effect: {file} sets all that it would change")
+    return problems
+
+
+def _origin(path: KeyPath, settings: list[Setting]) -> str | None:
+    """What set the value at `path`, or a part of it, last."""
+    for setting in reversed(settings):
+        shared = min(len(setting.path), len(path))
+        if setting.path[:shared] == path[:shared]:
+            return setting.origin
+    return None
+
+
+def _group_origin(path: KeyPath, groups: Groups, choices: dict[str, str]) -> str:
+    """file:line of the group file that has `path`; the path alone if none has it."""
+    for place, file in groups.files(choices):
+        inner = path[len(place) :]
+        if path[: len(place)] == place and inner in file.lines and inner:
+            return f"{file.at(inner)}: {dotted(path)}"
+    return dotted(path)

@@ -1,0 +1,118 @@
+"""The config groups: which choices there are, and Hydra's composition of the chosen ones.
+
+    gemctl train data=ml100k precision=bf16 --config-dir my_configs
+
+`configs/` has a folder per group; a user's `--config-dir` adds choices to them. An experiment (package _global_)
+chooses groups and sets values over them.
+"""
+
+import copy
+import functools
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from gemctl.config.nearest import did_you_mean
+from gemctl.errors import InputError
+from gemctl.specs.yaml_file import KeyPath, YamlFile, read
+
+GROUPS = [
+    "run", "train", "recover", "data", "model", "precision", "optim", "topology", "cluster", "checkpoint", "launcher",
+    "experiment",
+]  # fmt: skip
+BUILT_IN = Path(__file__).resolve().parent.parent / "configs"
+Choices = tuple[tuple[str, str], ...]
+
+
+class Groups:
+    """The built-in groups with those of `config_dir`. Raises InputError if that is no folder of groups."""
+
+    def __init__(self, config_dir: str | None = None) -> None:
+        self.config_dir = config_dir
+        if config_dir is not None:
+            _check(Path(config_dir))
+
+    def choices(self, group: str) -> list[str]:
+        """Names of a group's files, sorted."""
+        folders = [BUILT_IN, *([Path(self.config_dir)] if self.config_dir else [])]
+        return sorted(file.stem for folder in folders for file in (folder / group).glob("*.yaml"))
+
+    def wrong_choice(self, group: str, value: Any) -> str | None:
+        """What is wrong with `group=value`; None if there is such a choice."""
+        known = self.choices(group)
+        if str(value) in known and not isinstance(value, (list, dict)):
+            return None
+        near = did_you_mean(str(value), known) or f" (choices: {', '.join(known)})"
+        return f"group {group} has no choice {str(value)!r}{near}"
+
+    def compose(self, choices: dict[str, str]) -> dict[str, Any]:
+        """Hydra's composition as plain data, interpolations unresolved. Raises InputError."""
+        return self._compose(choices)[0]
+
+    def files(self, choices: dict[str, str]) -> list[tuple[KeyPath, YamlFile]]:
+        """The chosen files, last applied first, each with the place where its keys belong."""
+        chosen = self._compose(choices)[1]
+        files: list[tuple[KeyPath, YamlFile]] = []
+        for group in reversed(GROUPS):
+            place: KeyPath = () if group == "experiment" else (group,)
+            files.append((place, read(str(self._file(group, chosen[group])))))
+        return files
+
+    def _file(self, group: str, choice: str) -> Path:
+        own = Path(self.config_dir or BUILT_IN) / group / f"{choice}.yaml"
+        return own if own.exists() else BUILT_IN / group / f"{choice}.yaml"
+
+    def _compose(self, choices: dict[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
+        key = tuple(sorted(choices.items()))
+        if self.config_dir is None:
+            return copy.deepcopy(_compose_built_in(key))
+        return _compose(key, self.config_dir)
+
+
+def _check(folder: Path) -> None:
+    if not folder.is_dir():
+        raise InputError(f"--config-dir {folder}: no such folder")
+    own = [file for group in GROUPS for file in sorted((folder / group).glob("*.yaml"))]
+    if not own:
+        raise InputError(f"--config-dir {folder}: holds no GROUP/CHOICE.yaml (groups: {', '.join(GROUPS)})")
+    taken = [file for file in own if (BUILT_IN / file.relative_to(folder)).exists()]
+    if taken:
+        raise InputError([f"{file}: this is the name of a built-in choice: rename it" for file in taken])
+
+
+@functools.cache
+def _compose_built_in(choices: Choices) -> tuple[dict[str, Any], dict[str, str]]:
+    return _compose(choices, None)
+
+
+def _compose(choices: Choices, config_dir: str | None) -> tuple[dict[str, Any], dict[str, str]]:
+    """The composed data, and what was chosen for every group in the end."""
+    overrides = [f"{group}={_quoted(choice)}" for group, choice in choices]
+    if config_dir is not None:
+        overrides.append(f"hydra.searchpath=[{_quoted(f'file://{Path(config_dir).resolve()}')}]")
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(str(BUILT_IN.resolve()), version_base="1.3"):
+            composed = compose("config", overrides=overrides, return_hydra_config=True)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f"{mark.name}:{mark.line + 1}" if mark else str(config_dir)
+        raise InputError(f"{place}: not YAML: {getattr(error, 'problem', error)}") from error
+    except (HydraException, OmegaConfBaseException) as error:
+        chosen = " ".join(f"{group}={choice}" for group, choice in choices)
+        raise InputError(f"{chosen}: {' '.join(str(error).split())}") from error
+    chosen_all = OmegaConf.to_container(composed.hydra.runtime.choices)
+    data = OmegaConf.to_container(composed, resolve=False)
+    assert isinstance(data, dict) and isinstance(chosen_all, dict)
+    data.pop("hydra")
+    return data, chosen_all
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "\\'") + "'"

@@ -1,0 +1,86 @@
+"""A user's FILE.yaml: values in the schema's own keys, and an optional `defaults:` list that chooses groups.
+
+    defaults:
+      - data: ml100k
+      - precision: bf16
+    train:
+      steps: 500
+
+Its values stand over the chosen groups, and the command line stands over it.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from gemctl.config.groups import GROUPS, Groups
+from gemctl.config.keys import find, is_mapping
+from gemctl.config.nearest import did_you_mean
+from gemctl.config.overrides import Setting, unknown_key
+from gemctl.specs.yaml_file import KeyPath, YamlFile, dotted
+
+
+@dataclass
+class Overlay:
+    """Choices by group and settings in the file's order; all problems with file:line."""
+
+    choices: dict[str, str] = field(default_factory=dict)
+    settings: list[Setting] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+def overlay(file: YamlFile, groups: Groups) -> Overlay:
+    """The parsed file as choices and settings; unknown keys and choices become problems."""
+    found = Overlay(problems=list(file.problems))
+    if not isinstance(file.data, dict):
+        if not file.problems:
+            found.problems.append(f"{file.source}:1: a configuration is a mapping of keys, not {file.data!r}")
+        return found
+    data = dict(file.data)
+    _defaults(data.pop("defaults", []), file, groups, found)
+    _settings(data, (), file, found)
+    return found
+
+
+def _defaults(entries: Any, file: YamlFile, groups: Groups, found: Overlay) -> None:
+    if not isinstance(entries, list):
+        found.problems.append(f"{file.at(('defaults',))}: defaults: a list of GROUP: CHOICE")
+        return
+    for index, entry in enumerate(entries):
+        if entry == "_self_" and index == len(entries) - 1:
+            continue
+        problem = _default(entry, groups, found)
+        if problem:
+            found.problems.append(f"{file.at(('defaults', index))}: defaults: {problem}")
+
+
+def _default(entry: Any, groups: Groups, found: Overlay) -> str | None:
+    if not isinstance(entry, dict) or len(entry) != 1:
+        return f"{entry!r}: write GROUP: CHOICE (and _self_ only at the end)"
+    ((name, choice),) = entry.items()
+    group = name.removeprefix("override ").removeprefix("/")
+    if group not in GROUPS:
+        return f"unknown group {group!r}{did_you_mean(group, GROUPS)}"
+    if group in found.choices:
+        return f"group {group} is chosen twice"
+    problem = groups.wrong_choice(group, choice)
+    if problem is None:
+        found.choices[group] = str(choice)
+    return problem
+
+
+def _settings(data: dict[str, Any], path: KeyPath, file: YamlFile, found: Overlay) -> None:
+    for name, value in data.items():
+        below = (*path, name)
+        if find(below) is None:
+            found.problems.append(f"{file.at(below)}: {_unknown(below)}")
+        elif isinstance(value, dict) and value and is_mapping(find(below) or {}):
+            _settings(value, below, file, found)
+        else:
+            found.settings.append(Setting(below, value, f"{file.at(below)}: {dotted(below)}"))
+
+
+def _unknown(path: KeyPath) -> str | None:
+    nested = tuple(dotted(path).split("."))
+    if len(nested) > len(path) and find(nested) is not None:
+        return f"key {path[-1]!r}: in YAML write it nested, as {': {'.join(nested)}: …{'}' * (len(nested) - 1)}"
+    return unknown_key(path)
