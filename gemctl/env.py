@@ -18,6 +18,11 @@ def local_rank() -> int:
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
+def local_world_size() -> int:
+    """Ranks of the launched world on this host; 1 outside of one."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
 def in_ci() -> bool:
     """True where a required suite must not skip."""
     return os.environ.get("CI", "").lower() in {"1", "true"}

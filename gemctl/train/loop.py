@@ -14,6 +14,7 @@ from gemctl.config.schema import Config
 from gemctl.data.batch import Batch
 from gemctl.data.loader import Loader, eval_batches
 from gemctl.parallel.assemble import ShardedModel
+from gemctl.run.stages import Stage
 from gemctl.specs.data import FeatureSpec
 from gemctl.train.ledger import Ledger
 from gemctl.train.metrics import TaskMetrics
@@ -29,6 +30,7 @@ class Saver(Protocol):
     def save(self, step: int, state: dict[str, Tensor], position: dict[str, Any]) -> float: ...
     def check(self) -> None: ...
     def wait(self) -> None: ...
+    def close(self) -> None: ...
 
 
 @dataclass
@@ -43,10 +45,11 @@ class Trainer:
     log: TrainLog
     ledger: Ledger
     flops: Callable[[Batch], float]
-    stage: Callable[[str, int], None]
+    stage: Callable[[Stage, int | None], None]
     wishes: Callable[[], Flags]
     rank: int
     world: int
+    done: int = 0  # completed steps
 
     @property
     def stride(self) -> int:
@@ -65,28 +68,28 @@ class Trainer:
             self.config.data, self.spec, global_batch=train.global_batch, seed=self.config.run.seed,
             rank=self.rank, world=self.world, start_step=start_step,
         )  # fmt: skip
-        saved, done = start_step, start_step
+        self.done = saved = start_step
         try:
-            while done < train.steps:
+            while self.done < train.steps:
                 self.saver.check()
-                result = self._step(stepper, loader, done)
-                done += 1
-                self._after(done, result)
+                result = self._step(stepper, loader, self.done)
+                self.done += 1
+                self._after(result)
                 every = self.config.checkpoint.every
-                if result.flags.save or result.flags.stop or (every and done % every == 0):
-                    saved = self.save(done)
+                if result.flags.save or result.flags.stop or (every and self.done % every == 0):
+                    saved = self.save()
                 if result.flags.stop:
                     break
-                if train.eval_every and done % train.eval_every == 0 and done < train.steps:
-                    self.evaluate(done)
+                if train.eval_every and self.done % train.eval_every == 0 and self.done < train.steps:
+                    self.evaluate()
         finally:
             loader.close()
-        finished = done >= train.steps
-        if saved != done or done == 0:
-            self.save(done)
+        finished = self.done >= train.steps
+        if saved != self.done:
+            self.save()
         if finished:
-            self.evaluate(done)
-        self.stage("save", done)
+            self.evaluate()
+        self.stage("save", self.done)
         with self.ledger.part("checkpoint_stall"):
             self.saver.wait()
         return finished
@@ -111,24 +114,24 @@ class Trainer:
                 self.log.peak = measure_peak(self.model.group)
         return result
 
-    def _after(self, done: int, result: StepResult) -> None:
+    def _after(self, result: StepResult) -> None:
         train = self.config.train
-        if done % train.log_every == 0 or done == train.steps or result.flags.stop:
+        if self.done % train.log_every == 0 or self.done == train.steps or result.flags.stop:
             with self.ledger.part("log"):
-                self.log.flush(done, lr=result.lr, grad_norm=result.grad_norm)
+                self.log.flush(self.done, lr=result.lr, grad_norm=result.grad_norm)
 
-    def save(self, step: int) -> int:
-        """Starts an asynchronous checkpoint of the state after `step` steps; returns `step`."""
-        self.stage("save", step)
+    def save(self) -> int:
+        """Starts an asynchronous checkpoint of the present state; returns its step."""
+        self.stage("save", self.done)
         with self.ledger.part("checkpoint_stall"):
-            self.saver.save(step, self.state(), {"step": step, "applied_updates": self.optimizer.applied})
-        return step
+            position = {"step": self.done, "applied_updates": self.optimizer.applied}
+            self.saver.save(self.done, self.state(), position)
+        return self.done
 
-    def evaluate(self, step: int) -> None:
+    def evaluate(self) -> None:
         """NE and AUC over all eval rows; nothing where the configuration has none."""
         if self.config.data.eval is None:
             return
-        self.stage("eval", step)
         metrics = TaskMetrics([label.name for label in self.spec.labels], self.model.device)
         start = time.perf_counter()
         with self.ledger.part("eval"):
@@ -137,8 +140,9 @@ class Trainer:
                 rank=self.rank, world=self.world,
             )  # fmt: skip
             for on_host in batches:
+                self.stage("eval", self.done)
                 batch = on_host.to(self.model.device)
                 logits = self.model.predict(batch, self.stride)
                 metrics.update(logits, batch.labels, batch.label_mask, batch.weight, batch.true_probability)
             metrics.reduce(self.model.group)
-            self.log.evaluated(step, metrics.compute(), time.perf_counter() - start)
+            self.log.evaluated(self.done, metrics.compute(), time.perf_counter() - start)

@@ -100,7 +100,7 @@ class Stepper:
         self, losses: Tensor, weights: Tensor, wish: Flags, so_far: Flags, first: bool
     ) -> tuple[Tensor, Tensor, Flags]:
         """Global loss sums and task weights [T] (float64), and the flags that any rank has raised."""
-        bad = not bool(losses.isfinite().all())
+        bad = wish.nonfinite or not bool(losses.isfinite().all())
         flags = torch.tensor([bad, wish.stop, wish.save], dtype=torch.float64, device=losses.device)
         message = torch.cat([flags, losses.double(), weights if first else torch.zeros_like(weights)])
         dist.all_reduce(message, group=self.model.group)

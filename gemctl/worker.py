@@ -1,0 +1,173 @@
+"""What each rank runs: from the attempt's config to trained steps, checkpoints and an evaluation.
+
+    torchrun --nproc-per-node 4 -m gemctl.worker RUN      # by hand, as a new attempt at the run in directory RUN
+
+The agent forks ranks that call `main`. Where the rank is (stage, step) and what ended it go to the attempt's record;
+the exception itself goes on to the launcher.
+"""
+
+import hashlib
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from gemctl import env
+from gemctl.checkpoint.load import load
+from gemctl.checkpoint.save import Saver
+from gemctl.cluster.host import usable_cores
+from gemctl.config.compose import from_yaml
+from gemctl.config.schema import Config
+from gemctl.data.batch import Batch
+from gemctl.mesh.groups import HostReport, Mesh, lay
+from gemctl.mesh.topology import Topology, resolve
+from gemctl.parallel.assemble import assemble
+from gemctl.plan.tables import place
+from gemctl.run.attempt import Attempt
+from gemctl.run.directory import RunDir
+from gemctl.run.files import create_json
+from gemctl.run.manifest import RunFacts
+from gemctl.run.requests import pending
+from gemctl.run.stages import Stage, StageRecorder
+from gemctl.specs import feature_spec
+from gemctl.specs.count import step_flops
+from gemctl.specs.data import FeatureSpec
+from gemctl.train.inject import maybe_inject
+from gemctl.train.ledger import Ledger
+from gemctl.train.loop import Trainer
+from gemctl.train.optim import DenseOptimizer
+from gemctl.train.step import Flags
+from gemctl.train.writers import TrainLog
+
+
+def main(run_path: str, attempt: int) -> str:
+    """Trains as one rank of the launched world; returns "finished" or "stopped"."""
+    ledger = Ledger()
+    run = RunDir.open(run_path)
+    worker = Worker(run, run.attempt(attempt), ledger)
+    try:
+        return worker.run()
+    except BaseException as error:
+        worker.stages.fail(error)
+        raise
+
+
+class Worker:
+    """One rank of one attempt."""
+
+    def __init__(self, run: RunDir, attempt: Attempt, ledger: Ledger) -> None:
+        self.run_dir, self.attempt, self.ledger = run, attempt, ledger
+        self.rank, self.world = env.rank(), env.world_size()
+        self.stages = StageRecorder(attempt, self.rank)
+        self.config = from_yaml(attempt.config.read_text(), str(attempt.config))
+        self.device = torch.device(self.config.cluster.device)
+        self.handled = 0
+        self.stopping = self.poison = False
+
+    def run(self) -> str:
+        with self.ledger.part("process_group"):
+            self._enter("start", None)
+            self._join_world()
+        with self.ledger.part("build"):
+            self._enter("build", None)
+            trainer = self._build()
+        base = self.attempt.base()
+        with self.ledger.part("load"):
+            self._enter("load", base.step)
+            self._load(trainer, base.checkpoint)
+        finished = trainer.run(base.step)
+        self._enter("close", self.config.train.steps)
+        trainer.log.close()
+        trainer.saver.close()
+        dist.barrier()
+        dist.destroy_process_group()
+        result = "finished" if finished else "stopped"
+        self.stages.finish("finished" if finished else "stopped", trainer.done)
+        return result
+
+    def _join_world(self) -> None:
+        torch.set_num_threads(max(1, usable_cores() // env.local_world_size()))
+        if self.device.type == "cuda":
+            self.device = torch.device("cuda", env.local_rank())
+            torch.cuda.set_device(self.device)
+            dist.init_process_group("nccl", device_id=self.device)
+        else:
+            dist.init_process_group("gloo")
+
+    def _build(self) -> Trainer:
+        spec = feature_spec.load(self.config.data.spec)
+        topology = resolve(self.config.topology, self.config.launcher)
+        mesh = self._lay(topology)
+        placements = place(spec, self.config.model.dim, self.config.topology, topology.mp_shard)
+        model = assemble(self.config, spec, topology, placements, self.device)
+        model.initialise(self.config.run.seed)
+        log = TrainLog(self.attempt.path, spec, self.ledger, rank=self.rank, world=self.world, device=self.device)
+        return Trainer(
+            self.config, spec, model, DenseOptimizer(model.dense, self.config.optim.dense),
+            self._saver(topology, mesh), log, self.ledger, _flops(self.config, spec), self._enter, self._wishes,
+            self.rank, self.world,
+        )  # fmt: skip
+
+    def _lay(self, topology: Topology) -> Mesh:
+        """Lays the mesh over the hosts that the ranks report, and checks this rank's place in it."""
+        hosts: list[Any] = [None] * self.world
+        dist.all_gather_object(hosts, socket.gethostname())
+        names = list(dict.fromkeys(hosts))
+        mesh = lay(topology, [HostReport(name, hosts.count(name)) for name in names])
+        place = mesh.ranks[self.rank]
+        if place.host != hosts[self.rank]:
+            raise RuntimeError(f"rank {self.rank} runs on {hosts[self.rank]}, the mesh has it on {place.host}")
+        if self.rank == 0:
+            create_json(self.attempt.mesh, mesh.to_json())
+        return mesh
+
+    def _saver(self, topology: Topology, mesh: Mesh) -> Saver:
+        axes = {
+            name: getattr(topology, name) for name in ("dp_replicate", "dp_shard", "ep", "mp_replicate", "mp_shard")
+        }
+        facts = RunFacts(
+            world=self.world,
+            axes=axes,
+            hosts=[rank.host for rank in mesh.ranks],
+            plan_hash=_hash(self.attempt.plan),
+            config_hash=_hash(self.attempt.config),
+            seed=self.config.run.seed,
+            optimizers={"dense": "adamw", "tables": "rowwise_adagrad"},
+        )
+        return Saver(self.run_dir.checkpoints, self.attempt.number, self.config.checkpoint.keep, facts)
+
+    def _load(self, trainer: Trainer, checkpoint: str | None) -> None:
+        if checkpoint is not None:
+            manifest = load(self.run_dir.checkpoints / checkpoint, trainer.state())
+            trainer.optimizer.applied = manifest.position["applied_updates"]
+
+    def _enter(self, stage: Stage, step: int | None) -> None:
+        self.stages.enter(stage, step)
+        if maybe_inject(self.rank, stage, step):
+            self.poison = True
+
+    def _wishes(self) -> Flags:
+        """What this rank asks the others for in this step; requests are rank 0's to see."""
+        flags = Flags(nonfinite=self.poison)
+        self.poison = False
+        if self.rank == 0:
+            for request in pending(self.run_dir, self.attempt, self.handled):
+                self.handled = request.number
+                flags.stop |= request.kind == "stop"
+                flags.save |= request.kind == "save"
+        return flags
+
+
+def _flops(config: Config, spec: FeatureSpec) -> Callable[[Batch], float]:
+    def flops(batch: Batch) -> float:
+        lengths = {name: sequence.offsets.diff().cpu().numpy() for name, sequence in batch.sequences.items()}
+        return float(step_flops(config.model, spec, len(batch), lengths))
+
+    return flops
+
+
+def _hash(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
