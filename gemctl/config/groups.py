@@ -55,9 +55,13 @@ class Groups:
         """Hydra's composition as plain data, interpolations unresolved. Raises InputError."""
         return self._compose(choices)[0]
 
+    def chosen(self, choices: dict[str, str]) -> dict[str, str]:
+        """The choice of every group in the end, after the experiment's. Raises InputError."""
+        return self._compose(choices)[1]
+
     def files(self, choices: dict[str, str]) -> list[tuple[KeyPath, YamlFile]]:
         """The chosen files, last applied first, each with the place where its keys belong."""
-        chosen = self._compose(choices)[1]
+        chosen = self.chosen(choices)
         files: list[tuple[KeyPath, YamlFile]] = []
         for group in reversed(GROUPS):
             place: KeyPath = () if group == "experiment" else (group,)

@@ -43,7 +43,7 @@ class BudgetsConfig:
     """How many failures of a kind are answered with another attempt."""
 
     __pydantic_config__ = FORBID
-    crash: NonNegative = 0
+    crash: Annotated[NonNegative, Field(description="ranks that died or raised")] = 0
 
 
 @dataclass
@@ -61,11 +61,11 @@ class SyntheticConfig:
     """Size of the seeded synthetic click log; it is written to `data.train` and `data.eval` when absent."""
 
     __pydantic_config__ = FORBID
-    users: Positive = 5000
-    items: Positive = 20000
-    rows: Positive = 1_000_000
-    eval_rows: Positive = 100_000
-    seed: NonNegative = 0
+    users: Annotated[Positive, Field(description="users in the log")] = 5000
+    items: Annotated[Positive, Field(description="items in the log, chosen by Zipf's law")] = 20000
+    rows: Annotated[Positive, Field(description="rows of `data.train`")] = 1_000_000
+    eval_rows: Annotated[Positive, Field(description="rows of `data.eval`, later in time")] = 100_000
+    seed: Annotated[NonNegative, Field(description="seed of the log; another seed is another log")] = 0
 
 
 @dataclass
@@ -76,13 +76,17 @@ class DataConfig:
     spec: Annotated[str, Field(min_length=1, description="feature spec (YAML)")]
     train: Annotated[str, Field(min_length=1, description="Parquet file or folder (any fsspec URL)")]
     eval: Annotated[str | None, Field(description="Parquet file or folder; null: no evaluation")] = None
-    order: Literal["time", "shuffled"] = "shuffled"
+    order: Annotated[
+        Literal["time", "shuffled"], Field(description="as in the file, or anew each epoch from run.seed")
+    ] = "shuffled"
     window: Annotated[Positive, Field(description="row groups that are shuffled together")] = 4
     prefetch: Annotated[NonNegative, Field(description="batches read ahead; 0: read in the loop")] = 2
     histories: Annotated[Literal["keep", "empty"], Field(description="empty: every event history has no events")] = (
         "keep"
     )
-    synthetic: SyntheticConfig | None = None
+    synthetic: Annotated[
+        SyntheticConfig | None, Field(description="the log that is made when the files do not exist; null: never")
+    ] = None
 
 
 @dataclass
@@ -98,12 +102,13 @@ class DenseOptimConfig:
     """AdamW over all dense parameters, one global gradient norm."""
 
     __pydantic_config__ = FORBID
-    lr: PositiveFloat = 1e-3
-    betas: Annotated[list[Annotated[float, Field(ge=0, lt=1)]], Field(min_length=2, max_length=2)] = field(
-        default_factory=lambda: [0.9, 0.999]
-    )
-    eps: PositiveFloat = 1e-8
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    lr: Annotated[PositiveFloat, Field(description="learning rate after warm-up")] = 1e-3
+    betas: Annotated[
+        list[Annotated[float, Field(ge=0, lt=1)]],
+        Field(min_length=2, max_length=2, description="decay of the first and the second moment"),
+    ] = field(default_factory=lambda: [0.9, 0.999])
+    eps: Annotated[PositiveFloat, Field(description="added to the root of the second moment")] = 1e-8
+    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False, description="decoupled weight decay")] = 0.0
     warmup: Annotated[NonNegative, Field(description="steps of linear warm-up, tables too")] = 0
     clip_norm: Annotated[PositiveFloat | None, Field(description="bound of the dense gradients' norm; null: none")] = (
         1.0
@@ -115,12 +120,14 @@ class TablesOptimConfig:
     """Row-wise AdaGrad, fused into the tables' backward."""
 
     __pydantic_config__ = FORBID
-    lr: PositiveFloat = 0.02
-    eps: PositiveFloat = 1e-8
+    lr: Annotated[PositiveFloat, Field(description="learning rate after warm-up")] = 0.02
+    eps: Annotated[PositiveFloat, Field(description="added to the root of the row's sum of squares")] = 1e-8
 
 
 @dataclass
 class OptimConfig:
+    """How parameters are updated: the dense part and the tables."""
+
     __pydantic_config__ = FORBID
     dense: DenseOptimConfig = field(default_factory=DenseOptimConfig)
     tables: TablesOptimConfig = field(default_factory=TablesOptimConfig)
@@ -132,11 +139,11 @@ class TopologyConfig:
 
     __pydantic_config__ = FORBID
     world_size: Annotated[Degree, Field(description="ranks; auto: launcher.nodes × launcher.ranks_per_node")] = "auto"
-    dp_replicate: Degree = 1
-    dp_shard: Degree = "auto"
-    ep: Degree = 1
-    mp_replicate: Degree = 1
-    mp_shard: Degree = "auto"
+    dp_replicate: Annotated[Degree, Field(description="replicas of the dense part")] = 1
+    dp_shard: Annotated[Degree, Field(description="ranks that one dense replica is sharded over")] = "auto"
+    ep: Annotated[Degree, Field(description="ranks that the experts are spread over, within dp_shard")] = 1
+    mp_replicate: Annotated[Degree, Field(description="replicas of the tables")] = 1
+    mp_shard: Annotated[Degree, Field(description="ranks that one replica of the tables is sharded over")] = "auto"
     table_sharding: Annotated[TableSharding, Field(description="of every table not named in `tables`")] = "row_wise"
     tables: Annotated[dict[str, TableSharding], Field(description="sharding of single tables, by name")] = field(
         default_factory=dict
@@ -148,8 +155,11 @@ class ClusterConfig:
     """What a rank runs on."""
 
     __pydantic_config__ = FORBID
-    device: Literal["cpu", "cuda"] = "cpu"
+    device: Annotated[Literal["cpu", "cuda"], Field(description="a rank's device")] = "cpu"
     memory_gb: Annotated[PositiveFloat | None, Field(description="memory of one host; null: this machine's")] = None
+    gpu: Annotated[
+        Literal["H100", "H200", "B200", "GB200"] | None, Field(description="model of the GPUs; null: this machine's")
+    ] = None
 
 
 @dataclass
@@ -166,9 +176,9 @@ class LauncherConfig:
     """Where the agents are started."""
 
     __pydantic_config__ = FORBID
-    kind: Literal["local"] = "local"
-    nodes: Positive = 1
-    ranks_per_node: Positive = 1
+    kind: Annotated[Literal["local"], Field(description="local: processes on this machine")] = "local"
+    nodes: Annotated[Positive, Field(description="hosts")] = 1
+    ranks_per_node: Annotated[Positive, Field(description="ranks on each host")] = 1
 
 
 @dataclass

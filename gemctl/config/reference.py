@@ -1,0 +1,109 @@
+"""Writes docs/reference.md: every command, every group, every key, from the code that takes them.
+
+python -m gemctl.config.reference > docs/reference.md
+"""
+
+import importlib.util
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from gemctl.config.groups import BUILT_IN, GROUPS, Groups
+from gemctl.config.keys import Node, child, describe, find, is_mapping, json_schema, options, resolved
+from gemctl.specs.yaml_file import KeyPath, dotted
+
+EXIT_CODES = {
+    0: "done",
+    1: "the run failed; the message names the rank and the stage",
+    2: "bad input; nothing was started, every problem is on a line of its own",
+    3: "the plan does not fit; the message names the largest objects and the nearest change that fits",
+    130: "interrupted; what was done is saved and the message says how to go on",
+}
+
+
+def reference() -> str:
+    """The whole page."""
+    parts = [_head(), _exit_codes(), *_commands(), _groups(), *_keys()]
+    return "\n\n".join(parts) + "\n"
+
+
+def _head() -> str:
+    return (
+        "# Reference\n\n"
+        "Written by `make docs` from the schema and from each command's `--help`.\n\n"
+        "A configuration is composed in this order, later over earlier: the chosen file of every group, the experiment, "
+        "your own `FILE.yaml`, `KEY=VALUE` on the command line. `gemctl train --cfg` prints the result, "
+        "`gemctl config export` writes it as a file that stands alone."
+    )
+
+
+def _exit_codes() -> str:
+    return "## Exit codes\n\n" + _table(["code", "meaning"], ([str(code), text] for code, text in EXIT_CODES.items()))
+
+
+def _commands() -> Iterator[str]:
+    from gemctl.cli import COMMANDS, parser_of, usage
+
+    yield f"## Commands\n\n```text\n{usage()}\n```"
+    for name in COMMANDS:
+        if importlib.util.find_spec(f"gemctl.commands.{name}") is not None:
+            parser = parser_of(name)
+            for leaf in dict.fromkeys([parser, *parser.leaves()]):
+                yield f"### `{leaf.prog}`\n\n```text\n{leaf.format_help().rstrip()}\n```"
+
+
+def _groups() -> str:
+    groups = Groups()
+    defaults = groups.chosen({})
+    rows = []
+    for group in GROUPS:
+        for choice in groups.choices(group):
+            text = (BUILT_IN / group / f"{choice}.yaml").read_text(encoding="utf-8")
+            comment = next((line[2:] for line in text.splitlines() if line.startswith("# ") and "@" not in line), "")
+            rows.append([f"`{group}={choice}`", "yes" if defaults[group] == choice else "", comment])
+    intro = "`GROUP=CHOICE` takes `configs/GROUP/CHOICE.yaml`; `--config-dir DIR` adds the choices in `DIR/GROUP/`."
+    return f"## Groups\n\n{intro}\n\n" + _table(["choice", "default", "what it is"], rows)
+
+
+def _keys() -> Iterator[str]:
+    yield "## Keys\n\nThe default is what `gemctl train` takes when nothing is said."
+    composed = Groups().compose({})
+    for group, node in json_schema()["properties"].items():
+        rows = list(_rows((group,), resolved(node), composed))
+        yield f"### `{group}`\n\n{_purpose((group,))}\n\n" + _table(["key", "value", "default", "meaning"], rows)
+
+
+def _rows(path: KeyPath, node: Node, composed: dict[str, Any]) -> Iterator[list[str]]:
+    for option in options(node):
+        for name in option.get("properties", {}):
+            below = (*path, name)
+            key = child(option, name) or {}
+            if is_mapping(key) and any("properties" in choice for choice in options(key)):
+                yield [f"`{dotted(below)}`", "", "", _purpose(below)]
+                yield from _rows(below, key, composed)
+            else:
+                default = json.dumps(_default(below, composed), ensure_ascii=False)
+                yield [f"`{dotted(below)}`", describe(key), f"`{default}`", key.get("description", "")]
+
+
+def _purpose(path: KeyPath) -> str:
+    return " ".join(str((find(path) or {}).get("description", "")).split())
+
+
+def _default(path: KeyPath, composed: Any) -> Any:
+    """The composed value, else the schema's default."""
+    for name in path:
+        if not isinstance(composed, dict) or name not in composed:
+            return (find(path) or {}).get("default")
+        composed = composed[name]
+    return composed
+
+
+def _table(head: list[str], rows: Any) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(reference())
