@@ -1,0 +1,41 @@
+"""GPUs that gemctl knows: memory, peaks and links.
+
+Sources: NVIDIA's data sheets of H100, H200 (SXM), HGX B200 and GB200 NVL72; dense rates (no sparsity), one direction
+of NVLink (half of the advertised sum), one 400 Gb/s ConnectX-7 a GPU as in NVIDIA's reference hosts.
+"""
+
+from dataclasses import dataclass
+
+GB = 10**9
+TERA = 10**12
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """Bytes, FLOP/s and bytes/s of one GPU. `domain`: GPUs that NVLink joins."""
+
+    name: str
+    memory: int
+    memory_bandwidth: float
+    bf16: float
+    fp8: float
+    nvlink: float
+    nic: float
+    domain: int
+
+
+CATALOGUE = {
+    gpu.name: gpu
+    for gpu in (
+        Gpu("H100", 80 * GB, 3.35 * TERA, 989.4 * TERA, 1978.9 * TERA, 450 * GB, 50 * GB, 8),
+        Gpu("H200", 141 * GB, 4.8 * TERA, 989.4 * TERA, 1978.9 * TERA, 450 * GB, 50 * GB, 8),
+        Gpu("B200", 180 * GB, 7.7 * TERA, 2250 * TERA, 4500 * TERA, 900 * GB, 50 * GB, 8),
+        Gpu("GB200", 186 * GB, 8.0 * TERA, 2500 * TERA, 5000 * TERA, 900 * GB, 50 * GB, 72),
+    )
+}
+
+
+def find(name: str) -> Gpu | None:
+    """The catalogue's entry for a name as nvidia-smi gives it ("NVIDIA H200"), or None."""
+    words = name.upper().replace("-", " ").split()
+    return next((gpu for gpu in CATALOGUE.values() if gpu.name in words), None)

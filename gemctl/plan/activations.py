@@ -1,0 +1,43 @@
+"""Values that the dense part keeps for its backward, per event and per row, counted layer by layer.
+
+An estimate from the model's formulas: every input of a matrix product, a norm, an activation or an attention is kept
+once; kernels recompute their scores. A test compares it with what autograd saves.
+"""
+
+from gemctl.specs.data import FeatureSpec
+from gemctl.specs.model import ModelConfig
+
+RECENCY = 6  # age and place features of an event (gemctl/model/tokens.py)
+NORM = 2  # mean and deviation of a normalised vector
+
+
+def activation_floats(model: ModelConfig, spec: FeatureSpec) -> tuple[dict[str, int], int]:
+    """(values kept per event, by sequence; values kept per row)."""
+    events = {
+        sequence.name: len(sequence.ids) * model.dim + len(sequence.floats) + RECENCY + model.layers * _event(model)
+        for sequence in spec.sequences
+    }
+    tokens = len(spec.categorical) + bool(spec.dense) + bool(spec.domain)
+    row = len(spec.dense) + 2 * model.dim * bool(spec.dense) + tokens * model.dim
+    for _ in range(model.layers):
+        row += _row(model, tokens, len(spec.sequences))
+        tokens = model.interaction.fm_tokens + model.interaction.lc_tokens
+    return events, row + tokens * model.dim + len(spec.labels) * 2 * sum(model.head_hidden)
+
+
+def _event(model: ModelConfig) -> int:
+    """Per event and layer: three norms, q of GDPA (a norm's output), q k v and output of attention, k v of summary."""
+    norms = 3 * (2 * model.dim + NORM)
+    attention = 3 * model.dim + model.dim + model.heads
+    return norms + attention + 2 * model.dim
+
+
+def _row(model: ModelConfig, tokens: int, sequences: int) -> int:
+    """Per row and layer: personalised keys and values, summaries, the Wukong block."""
+    dim, seeds, wukong = model.dim, model.summary.seeds, model.interaction
+    merged = tokens + sequences * seeds
+    personal = sequences * (tokens * dim + 2 * model.sequence.ffn_hidden * dim)
+    summary = sequences * seeds * (2 * dim + model.heads)
+    products = dim * wukong.rank + 2 * merged * wukong.rank + NORM
+    outputs = (wukong.fm_tokens + wukong.lc_tokens) * (dim + NORM)
+    return personal + summary + merged * dim + products + 2 * sum(wukong.hidden) + outputs

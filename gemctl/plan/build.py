@@ -1,0 +1,141 @@
+"""The plan: mesh, table shards, every byte and every collective of a configuration. No torch, no process, no GPU.
+
+    gemctl plan experiment=main
+
+A plan holds rules and rank classes, so its JSON is small at any world size, and its hash depends on the
+configuration, the feature spec and the data's footers alone; only `fit` looks at a machine.
+"""
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from gemctl.cluster.host import Host
+from gemctl.config.schema import Config
+from gemctl.errors import DoesNotFit, InputError
+from gemctl.mesh.topology import Topology, resolve
+from gemctl.plan.classes import RankClasses, rank_classes
+from gemctl.plan.data_facts import DataFacts, data_facts
+from gemctl.plan.dense import Unit, units
+from gemctl.plan.fit import Fit, Memory, cluster_memory, explain, judge, nearest_change, needs
+from gemctl.plan.inventory import dense_parameters
+from gemctl.plan.memory import Inputs, MemoryObject, memory_objects
+from gemctl.plan.tables import TablePlan, place
+from gemctl.plan.traffic import Traffic, traffic
+from gemctl.specs.data import FeatureSpec
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class UnitPlan:
+    """One FSDP2 unit: parameters that are gathered together, and one rank's padded share of them."""
+
+    name: str
+    parameters: int
+    shard_elements: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The value of plan.json. Bytes everywhere; `plan_only`: why `train` cannot run it yet (empty: it can)."""
+
+    name: str
+    topology: Topology
+    tables: dict[str, TablePlan]
+    units: list[UnitPlan]
+    objects: list[MemoryObject]
+    classes: RankClasses
+    traffic: list[Traffic]
+    data: DataFacts
+    plan_only: list[str]
+    fit: Fit
+    hash: str
+    format: int = FORMAT
+
+    @property
+    def fits(self) -> bool | None:
+        """None where the cluster's memory is unknown."""
+        return self.fit.fits
+
+
+def build(config: Config, spec: FeatureSpec, host: Host | None = None) -> Plan:
+    """The plan of a configuration. Raises InputError with all violations; one that does not fit is still a plan
+    (`check_fits` refuses it). `host`: the machine to judge against (default: this one), if the cluster group is silent.
+    """
+    facts = data_facts(config.data, spec)
+    given = _inputs(config, spec, facts)
+    objects = memory_objects(given)
+    classes = rank_classes(objects, given.topology)
+    shown: dict[str, Any] = {
+        "name": config.run.name,
+        "topology": given.topology,
+        "tables": dict(given.tables),
+        "units": [_unit(unit, given.topology) for unit in given.units],
+        "objects": objects,
+        "classes": classes,
+        "traffic": traffic(given),
+        "data": facts,
+        "plan_only": _plan_only(given.topology),
+    }
+    fit = _fit(given, objects, classes, cluster_memory(config, host))
+    return Plan(**shown, fit=fit, hash=_hash({**shown, "format": FORMAT}))
+
+
+def check_fits(plan: Plan) -> None:
+    """Raises DoesNotFit (exit 3) if a pool of memory overflows."""
+    if plan.fits is False:
+        raise DoesNotFit(plan.fit.message)
+
+
+def check_trainable(plan: Plan) -> None:
+    """Raises InputError for what can be planned but not trained yet."""
+    if plan.plan_only:
+        raise InputError(plan.plan_only)
+
+
+def to_json(plan: Plan) -> str:
+    """The text of plan.json."""
+    return json.dumps(dataclasses.asdict(plan), indent=1) + "\n"
+
+
+def _inputs(config: Config, spec: FeatureSpec, facts: DataFacts) -> Inputs:
+    topology = resolve(config.topology, config.launcher)
+    tables = place(spec, config.model.dim, config.topology, topology.mp_shard)
+    return Inputs(config, spec, topology, units(dense_parameters(config.model, spec)), tables, facts)
+
+
+def _unit(unit: Unit, topology: Topology) -> UnitPlan:
+    return UnitPlan(unit.name, unit.numel, unit.padded(topology.dp_shard))
+
+
+def _plan_only(topology: Topology) -> list[str]:
+    axes = {"ep": topology.ep, "mp_replicate": topology.mp_replicate}
+    return [
+        f"topology.{axis} is {degree}: plan only, train runs {axis}=1 so far"
+        for axis, degree in axes.items()
+        if degree > 1
+    ]
+
+
+def _fit(given: Inputs, objects: list[MemoryObject], classes: RankClasses, memory: Memory) -> Fit:
+    found = needs(objects, given.topology, given.config, memory)
+    verdict = judge(found)
+    if verdict is not False:
+        return Fit(verdict, found)
+
+    def fits(changed: Config) -> bool:
+        other = _inputs(changed, given.spec, given.facts)
+        shared = changed.launcher.nodes if memory.shared_by > 1 or changed.cluster.memory_gb is None else 1
+        pools = dataclasses.replace(memory, shared_by=shared)
+        return judge(needs(memory_objects(other), other.topology, changed, pools)) is not False
+
+    change = nearest_change(given.config, fits)
+    return Fit(False, found, explain(found, classes.listed[0], objects, change))
+
+
+def _hash(value: dict[str, Any]) -> str:
+    text = json.dumps(value, sort_keys=True, default=dataclasses.asdict)
+    return hashlib.sha256(text.encode()).hexdigest()

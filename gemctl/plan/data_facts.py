@@ -1,0 +1,102 @@
+"""What the plan must know of the rows: how many, in row groups of what size, and how long the lists are on average.
+
+Read from the Parquet footers (no row is read). Where the data is not there yet, histories count as full and a multi-
+valued feature as one id: the plan then says that it assumed so.
+
+    gemctl plan experiment=main        # shows the mean lengths and where they come from
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gemctl.config.schema import DataConfig
+from gemctl.specs.data import FeatureSpec
+
+ROW_GROUP = 20_000  # rows per group that `gemctl data import` and `synth` write
+MAX_FILES = 16  # footers read; more files are sampled evenly
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """`mean_events` by sequence, after the cut to its max_length; `mean_ids` by multi-valued categorical feature."""
+
+    source: str  # "Parquet footers" or what was assumed
+    group_rows: int  # rows of the largest row group
+    groups: int | None  # row groups of the whole data set; None: unknown
+    mean_events: dict[str, float]
+    mean_ids: dict[str, float]
+
+
+def data_facts(data: DataConfig, spec: FeatureSpec) -> DataFacts:
+    """The facts of `data.train`; never fails: what cannot be read is assumed (reading it is the loader's job)."""
+    facts = _from_footers(data.train, spec)
+    if facts is None:
+        groups = -(-data.synthetic.rows // ROW_GROUP) if data.synthetic else None
+        full = {sequence.name: float(sequence.max_length) for sequence in spec.sequences}
+        single = {feature.name: 1.0 for feature in spec.categorical if feature.multi}
+        facts = DataFacts(f"assumed: {data.train} is not there, every history is full", ROW_GROUP, groups, full, single)
+    if data.histories == "empty":
+        facts = DataFacts(
+            facts.source, facts.group_rows, facts.groups, dict.fromkeys(facts.mean_events, 0.0), facts.mean_ids
+        )
+    return facts
+
+
+def _from_footers(url: str, spec: FeatureSpec) -> DataFacts | None:
+    try:
+        footers, share = _footers(url)
+    except (OSError, ValueError, ImportError):  # not there or not Parquet: pyarrow's errors are ValueErrors
+        return None
+    groups = [footer.row_group(number) for footer in footers for number in range(footer.num_row_groups)]
+    rows = sum(group.num_rows for group in groups)
+    if rows == 0:
+        return None
+    columns = _positions(footers[0])
+
+    def mean(column: str) -> float:
+        # An empty list counts as one value in a footer, so this bounds the mean from above.
+        where = columns.get(column)
+        return 1.0 if where is None else sum(group.column(where).num_values for group in groups) / rows
+
+    events = {s.name: min(mean(s.timestamps), float(s.max_length)) for s in spec.sequences}
+    ids = {feature.name: mean(feature.column or feature.name) for feature in spec.categorical if feature.multi}
+    largest = max(group.num_rows for group in groups)
+    return DataFacts("Parquet footers", largest, round(len(groups) / share), events, ids)
+
+
+def _footers(url: str) -> tuple[list[Any], float]:
+    """Footers of up to MAX_FILES files, and the share of all files that they are."""
+    local = "://" not in url
+    if local and not Path(url).exists():
+        raise FileNotFoundError(url)
+    from pyarrow import parquet
+
+    if local:
+        path = Path(url)
+        paths = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
+        chosen = _spread(paths)
+        return [parquet.read_metadata(file) for file in chosen], len(chosen) / max(len(paths), 1)
+    import fsspec
+
+    filesystem, root = fsspec.core.url_to_fs(url)
+    paths = sorted(filesystem.glob(f"{root}/*.parquet")) if filesystem.isdir(root) else [root]
+    chosen = _spread(paths)
+    return [parquet.read_metadata(filesystem.open(file)) for file in chosen], len(chosen) / max(len(paths), 1)
+
+
+def _spread(paths: list[Any]) -> list[Any]:
+    if not paths:
+        raise FileNotFoundError("no *.parquet file")
+    step = max(1, -(-len(paths) // MAX_FILES))
+    return paths[::step]
+
+
+def _positions(footer: Any) -> dict[str, int]:
+    """Leaf index by top-level column (a list's leaf is "name.list.element")."""
+    leaves: Iterable[str] = (footer.schema.column(number).path for number in range(footer.num_columns))
+    found: dict[str, int] = {}
+    for number, path in enumerate(leaves):
+        found.setdefault(path.split(".")[0], number)
+    return found

@@ -1,0 +1,157 @@
+"""Whether a plan fits the cluster's memory; where it does not, what is largest and the nearest change that would fit.
+
+gemctl plan experiment=main cluster.memory_gb=1        # exit 3
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from gemctl.cluster import catalogue
+from gemctl.cluster.host import Host, this_host
+from gemctl.config.schema import Config
+from gemctl.errors import InputError
+from gemctl.mesh.topology import Topology, divisors
+from gemctl.plan.classes import RankClass, device_total, totals
+from gemctl.plan.memory import DEVICE, HOST, HOST_RESERVE, MemoryObject
+
+USABLE = 0.9
+"""Share of memory that a plan may fill: the rest is the system's, page cache and what the estimates miss."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes wanted of one pool of memory ("host0's memory", "a GPU's memory") and what it has; None: unknown."""
+
+    pool: str
+    needed: int
+    available: int | None
+
+    @property
+    def fits(self) -> bool | None:
+        """None where the pool's size is unknown."""
+        return None if self.available is None else self.needed <= USABLE * self.available
+
+
+@dataclass(frozen=True)
+class Fit:
+    """`fits`: None where a pool is unknown. `message` names rank class, largest objects and a change, else is empty."""
+
+    fits: bool | None
+    needs: list[Need]
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The cluster's memory in bytes; None: unknown. `shared_by`: hosts of the plan that share one machine."""
+
+    host: int
+    gpu: int | None
+    shared_by: int
+
+
+def cluster_memory(config: Config, host: Host | None = None) -> Memory:
+    """What the configuration says, else what this machine has (where the local launcher runs every host)."""
+    wants_gpu = config.cluster.device == "cuda" and config.cluster.gpu is None
+    needs_host = config.cluster.memory_gb is None
+    facts = host or (this_host(gpus=wants_gpu) if wants_gpu or needs_host else None)
+    gpu = catalogue.CATALOGUE[config.cluster.gpu].memory if config.cluster.gpu else None
+    if wants_gpu and facts is not None and facts.gpus:
+        gpu = min(found.memory for found in facts.gpus)
+    if config.cluster.memory_gb is not None:
+        return Memory(int(config.cluster.memory_gb * catalogue.GB), gpu, 1)
+    assert facts is not None
+    return Memory(facts.memory, gpu, config.launcher.nodes)
+
+
+def needs(objects: list[MemoryObject], topology: Topology, config: Config, memory: Memory) -> list[Need]:
+    """Every pool's need: the fullest host's (or this machine's), and the fullest GPU's."""
+    cuda = config.cluster.device == "cuda"
+    ranks = totals(objects, topology, HOST if cuda else None)
+    hosts = ranks.reshape(-1, topology.ranks_per_node).sum(axis=1) + HOST_RESERVE
+    shared = memory.shared_by > 1
+    worst = int(hosts.argmax())
+    pool = f"this machine ({memory.shared_by} hosts' ranks)" if shared else f"host{worst}"
+    found = [Need(pool, int(hosts.sum() if shared else hosts[worst]), memory.host)]
+    if cuda:
+        found.append(Need("the fullest GPU", int(totals(objects, topology, DEVICE).max()), memory.gpu))
+    return found
+
+
+def judge(found: list[Need]) -> bool | None:
+    """False if a pool overflows, else None if one is unknown, else True."""
+    verdicts = [need.fits for need in found]
+    return False if False in verdicts else None if None in verdicts else True
+
+
+def explain(found: list[Need], heaviest: RankClass, objects: list[MemoryObject], change: str | None) -> str:
+    """The message of a plan that does not fit."""
+    lines = [
+        f"{need.pool} needs {size_text(need.needed)}, but {USABLE:.0%} of its {size_text(need.available)} is "
+        f"{size_text(int(USABLE * need.available))}"
+        for need in found
+        if need.fits is False and need.available is not None
+    ]
+    largest = sorted(heaviest.bytes.items(), key=lambda item: -item[1])[:3]
+    parts = ", ".join(f"{name} {size_text(size)}" for name, size in largest)
+    total = device_total(heaviest, objects)
+    lines.append(
+        f"heaviest rank class (rank {heaviest.first_rank}, {heaviest.ranks} of its kind): {size_text(heaviest.total)} "
+        f"a rank, {size_text(total)} of it on its device; largest: {parts}"
+    )
+    lines.append(f"nearest change that fits: {change}" if change else "no single change of the configuration fits")
+    return "\n".join(lines)
+
+
+def nearest_change(config: Config, fits: Callable[[Config], bool]) -> str | None:
+    """The first single change that fits; those that leave the loss curve as it is come first."""
+    for text, changed in _changes(config):
+        try:
+            if fits(changed):
+                return text
+        except InputError:
+            continue
+    return None
+
+
+def _changes(config: Config) -> Iterator[tuple[str, Config]]:
+    train, topology, launcher = config.train, config.topology, config.launcher
+    for factor in (2, 4, 8, 16):
+        count = train.accumulate * factor
+        yield f"train.accumulate={count}", _with(config, "train", accumulate=count)
+    if topology.dp_replicate != "auto":
+        for replicas in reversed(divisors(topology.dp_replicate)[:-1]):
+            text = f"topology.dp_replicate={replicas} topology.dp_shard=auto"
+            yield text, _with(config, "topology", dp_replicate=replicas, dp_shard="auto")
+    for window in _halves(config.data.window):
+        yield f"data.window={window}", _with(config, "data", window=window)
+    for nodes in (launcher.nodes * factor for factor in (2, 4, 8, 16, 32, 64, 128)):
+        text = f"launcher.nodes={nodes} topology.world_size=auto topology.dp_shard=auto topology.mp_shard=auto"
+        wider = _with(config, "topology", world_size="auto", dp_shard="auto", mp_shard="auto")
+        yield text, _with(wider, "launcher", nodes=nodes)
+    for ranks in _halves(launcher.ranks_per_node):
+        text = f"launcher.ranks_per_node={ranks} topology=fsdp"
+        degrees = {"dp_replicate": 1, "dp_shard": "auto", "mp_replicate": 1, "mp_shard": "auto"}
+        fewer = _with(config, "topology", world_size="auto", **degrees)
+        yield text, _with(fewer, "launcher", ranks_per_node=ranks)
+    for rows in _halves(train.global_batch):
+        yield f"train.global_batch={rows}", _with(config, "train", global_batch=rows)
+
+
+def _halves(number: int) -> list[int]:
+    return [number >> shift for shift in range(1, number.bit_length())]
+
+
+def _with(config: Config, group: str, **values: object) -> Config:
+    return dataclasses.replace(config, **{group: dataclasses.replace(getattr(config, group), **values)})
+
+
+def size_text(size: int) -> str:
+    """Bytes for people: "1.50 GiB"."""
+    value, unit = float(size), "B"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB", "PiB"):
+        if value < 1024 or unit == "PiB":
+            break
+        value /= 1024
+    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.2f} {unit}"

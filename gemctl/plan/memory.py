@@ -1,0 +1,222 @@
+"""Bytes of every object of a training step, per rank, by formulas that are printed with them.
+
+Sharded objects are exact (a test compares them with FSDP2's and TorchRec's storage); activations, inputs and the
+reserve are estimates from the data's mean lengths. An object's bytes vary along one axis at most, and are kept run by
+run along it, so a plan for 16,384 ranks stays small.
+
+    gemctl plan experiment=main
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gemctl.config.schema import Config
+from gemctl.mesh.axes import Axis
+from gemctl.mesh.topology import Topology
+from gemctl.plan.activations import activation_floats
+from gemctl.plan.data_facts import DataFacts
+from gemctl.plan.dense import Unit
+from gemctl.plan.tables import FLOAT, TablePlan
+from gemctl.specs.data import FeatureSpec
+
+MIB = 1 << 20
+RESERVE = {"cpu": 256 * MIB, "cuda": 2048 * MIB}
+"""Of a rank: interpreter, libraries' private pages, allocator slack (cpu: measured on a forked rank); CUDA context,
+NCCL and allocator slack (cuda: assumed)."""
+HOST_RESERVE = 1024 * MIB
+"""Of a host: the agent with torch and torchrec imported, whose pages the forked ranks share."""
+
+DEVICE, HOST = "device", "host"
+
+
+@dataclass(frozen=True)
+class MemoryObject:
+    """Bytes of one object on each rank. `runs`: [ranks, bytes] one after the other along `axis`; one run if None.
+
+    `place`: "device" (the accelerator; main memory on CPU) or "host". `estimate`: not an exact count.
+    """
+
+    name: str
+    place: str
+    axis: str | None
+    runs: list[list[int]]
+    formula: str
+    estimate: bool = False
+
+    def along(self) -> NDArray[np.int64]:
+        """int64 [degree of axis] (or [1]): bytes by index on the axis."""
+        counts, values = np.array(self.runs, np.int64).T
+        return np.repeat(values, counts)
+
+    @property
+    def largest(self) -> int:
+        """Bytes on the rank that has most."""
+        return max(size for _, size in self.runs)
+
+
+def run_lengths(values: NDArray[np.int64]) -> list[list[int]]:
+    """[[count, value], …] of equal neighbours."""
+    edges = np.flatnonzero(np.diff(values)) + 1
+    starts = np.concatenate([[0], edges])
+    counts = np.diff(np.concatenate([starts, [len(values)]]))
+    return [[int(count), int(value)] for count, value in zip(counts, values[starts], strict=True)]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What the formulas read."""
+
+    config: Config
+    spec: FeatureSpec
+    topology: Topology
+    units: list[Unit]
+    tables: Mapping[str, TablePlan]
+    facts: DataFacts
+
+    @property
+    def rows(self) -> int:
+        """Rows of a global batch on the rank that has most."""
+        return -(-self.config.train.global_batch // self.topology.world_size)
+
+    @property
+    def micro_rows(self) -> int:
+        """Rows of the largest micro-batch of the dense part."""
+        return -(-self.rows // self.config.train.accumulate)
+
+    @property
+    def compute_bytes(self) -> int:
+        """Bytes of one element in the dense part's compute format."""
+        return 2 if self.config.precision.dense == "bf16" else 4
+
+
+def memory_objects(given: Inputs) -> list[MemoryObject]:
+    """Every object, sharded ones first."""
+    sharded = [*_dense(given), *_tables(given)]
+    return [*sharded, *_working(given), _staging(sharded), *_data(given), _reserve(given)]
+
+
+def _same(name: str, size: float, formula: str, place: str = DEVICE, estimate: bool = False) -> MemoryObject:
+    return MemoryObject(name, place, None, [[1, int(size)]], formula, estimate)
+
+
+def _dense(given: Inputs) -> list[MemoryObject]:
+    shards = given.topology.dp_shard
+    padded = sum(unit.padded(shards) for unit in given.units)
+    held = np.sum([unit.held(shards) for unit in given.units], axis=0)
+    count = sum(len(unit.shapes) for unit in given.units)
+    axis = Axis.DP_SHARD.value
+    chunks = "Σ ⌈rows/dp_shard⌉ · columns · 4 over the parameters"
+    return [
+        MemoryObject("dense weights", DEVICE, axis, [[shards, padded * FLOAT]], chunks),
+        MemoryObject("dense gradients", DEVICE, axis, [[shards, padded * FLOAT]], chunks),
+        MemoryObject(
+            "AdamW state", DEVICE, axis, run_lengths(held * 2 * FLOAT + count * FLOAT),
+            "two moments of the rows that the shard really holds, 4 bytes of step count a parameter",
+        ),
+        _unsharded(given),
+    ]  # fmt: skip
+
+
+def _unsharded(given: Inputs) -> MemoryObject:
+    root, *blocks = given.units
+    largest = max((unit.numel for unit in blocks), default=0)
+    weights = (root.numel + min(2, len(blocks)) * largest) * given.compute_bytes
+    micro = given.config.train.accumulate > 1
+    gradients = sum(unit.numel for unit in given.units) if micro else root.numel + largest
+    formula = "weights of root + 2 largest blocks (one is prefetched) + gradients of "
+    return _same("unsharded peak", weights + gradients * FLOAT, formula + ("all" if micro else "root + 1 block"))
+
+
+def _tables(given: Inputs) -> list[MemoryObject]:
+    shards, axis = given.topology.mp_shard, Axis.MP_SHARD.value
+    rows = np.zeros(shards, np.int64)
+    floats = np.zeros(shards, np.int64)
+    for table in given.tables.values():
+        held = table.rows_by_shard(shards)
+        rows += held
+        floats += held * table.dim
+    return [
+        MemoryObject("tables", DEVICE, axis, run_lengths(floats * FLOAT), "Σ rows of the shard · dim · 4"),
+        MemoryObject("tables' AdaGrad state", DEVICE, axis, run_lengths(rows * FLOAT), "Σ rows of the shard · 4"),
+    ]
+
+
+def _working(given: Inputs) -> list[MemoryObject]:
+    per_event, per_row = activation_floats(given.config.model, given.spec)
+    events = {name: given.micro_rows * mean for name, mean in given.facts.mean_events.items()}
+    saved = sum(per_event[name] * count for name, count in events.items()) + per_row * given.micro_rows
+    return [
+        _same(
+            "activations", saved * given.compute_bytes,
+            f"{given.micro_rows} rows · {per_row} + Σ events · ({', '.join(map(str, per_event.values()))}) values",
+            estimate=True,
+        ),
+        _same(
+            "looked-up embeddings", 2 * _embedded_floats(given) * FLOAT,
+            "a vector a looked-up id (one a pooled feature), and its gradient", estimate=True,
+        ),
+        _same("communication buffers", _buffers(given), BUFFERS, estimate=True),
+    ]  # fmt: skip
+
+
+def _embedded_floats(given: Inputs) -> float:
+    """Values of the tables' outputs for one rank's rows."""
+    vectors = float(len(given.spec.categorical))
+    vectors += sum(len(s.ids) * given.facts.mean_events[s.name] for s in given.spec.sequences)
+    return given.rows * vectors * given.config.model.dim
+
+
+BUFFERS = "larger of: gather and reduce buffers of the largest unit; outputs of the tables before and after exchange"
+
+
+def _buffers(given: Inputs) -> float:
+    shards = given.topology.dp_shard
+    unit = max(unit.padded(shards) for unit in given.units) * shards
+    dense = unit * FLOAT if given.topology.dp_shard > 1 else 0
+    pooled = sum(feature.table in set(given.spec.pooled_tables()) for feature in given.spec.categorical)
+    # Row-wise pooled tables make partial sums for the rows of the whole table group before they are reduced.
+    partial = pooled * given.rows * given.topology.mp_shard * given.config.model.dim
+    return max(dense, (_embedded_floats(given) + partial) * FLOAT)
+
+
+def _staging(sharded: list[MemoryObject]) -> MemoryObject:
+    """The stager's cached copy of what a checkpoint holds; its total varies along both sides, so its largest counts."""
+    names = {"dense weights", "AdamW state", "tables", "tables' AdaGrad state"}
+    size = sum(item.largest for item in sharded if item.name in names)
+    return _same("checkpoint staging", size, "one copy of weights and optimizer state", HOST)
+
+
+def _data(given: Inputs) -> list[MemoryObject]:
+    per_row = row_bytes(given.spec, given.facts)
+    config = given.config.data
+    held = config.window + 1 if config.order == "shuffled" else 2
+    held = min(held, given.facts.groups or held)
+    batches = config.prefetch + 2
+    return [
+        _same(
+            "input batches", batches * given.rows * per_row,
+            f"{batches} batches (read ahead, read, used) · {given.rows} rows · {per_row:.0f} bytes", HOST, True,
+        ),
+        _same(
+            "row groups read", held * given.facts.group_rows * per_row,
+            f"{held} row groups · {given.facts.group_rows} rows · {per_row:.0f} bytes", HOST, True,
+        ),
+    ]  # fmt: skip
+
+
+def row_bytes(spec: FeatureSpec, facts: DataFacts) -> float:
+    """Bytes of one row of a batch: ids and offsets int64, everything else float32."""
+    size = 8.0 + 8.0 + 8.0 + FLOAT * (len(spec.dense) + 2 * len(spec.labels))  # row, domain, weight and probability
+    size += sum(8 + 8 * facts.mean_ids.get(feature.name, 1.0) for feature in spec.categorical)
+    for sequence in spec.sequences:
+        event = 8 * len(sequence.ids) + FLOAT * (len(sequence.floats) + 1)
+        size += 8 + facts.mean_events[sequence.name] * event
+    return size
+
+
+def _reserve(given: Inputs) -> MemoryObject:
+    device = given.config.cluster.device
+    return _same("reserve", RESERVE[device], f"fixed, for a {device} rank", estimate=True)

@@ -1,0 +1,109 @@
+"""Where the rows of every embedding table lie, as TorchRec will put them.
+
+Row-wise: shard s of n holds rows [s·b, (s+1)·b) with b = ⌈rows/n⌉ (TorchRec's rule: the last shards may be short or
+empty). Table-wise: whole on one rank, largest tables first on the rank with the fewest bytes, so the placement is the
+same on every machine.
+
+    gemctl plan experiment=main topology.tables.users=table_wise
+"""
+
+import heapq
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gemctl.config.nearest import did_you_mean
+from gemctl.config.schema import TopologyConfig
+from gemctl.errors import InputError
+from gemctl.specs.data import FeatureSpec
+
+FLOAT = 4  # FBGEMM's tables and their optimizer state are fp32
+
+
+@dataclass(frozen=True)
+class TablePlan:
+    """One table: `rank` is the shard index in 0 … mp_shard−1 of a table-wise one, None for row-wise."""
+
+    name: str
+    rows: int
+    dim: int
+    lookup: str  # "pooled" or "sequence"
+    sharding: str  # "row_wise" or "table_wise"
+    rank: int | None
+    shard_rows: int  # rows of a full shard
+    weight_bytes: int
+    state_bytes: int
+
+    def rows_by_shard(self, shards: int) -> NDArray[np.int64]:
+        """int64 [shards]: rows that each rank of a table group holds."""
+        if self.sharding == "table_wise":
+            return np.where(np.arange(shards) == self.rank, self.rows, 0)
+        return np.clip(self.rows - np.arange(shards) * self.shard_rows, 0, self.shard_rows)
+
+
+def row_block(rows: int, shards: int) -> int:
+    """Rows of a full row-wise shard."""
+    return -(-rows // shards)
+
+
+def place(spec: FeatureSpec, dim: int, topology: TopologyConfig, shards: int) -> dict[str, TablePlan]:
+    """The plan of every table, in the spec's order. Raises InputError for names in topology.tables that are none."""
+    _check_names(spec, topology)
+    unpooled = set(spec.sequence_tables())
+    kinds = {table.name: topology.tables.get(table.name, topology.table_sharding) for table in spec.tables}
+    rows = {table.name: table.rows for table in spec.tables}
+    load = _row_wise_load([rows[name] for name, kind in kinds.items() if kind == "row_wise"], dim, shards)
+    whole = [(name, table_bytes(rows[name], dim)) for name, kind in kinds.items() if kind == "table_wise"]
+    homes = _pack(whole, load)
+    return {
+        name: TablePlan(
+            name,
+            rows[name],
+            dim,
+            "sequence" if name in unpooled else "pooled",
+            kind,
+            homes.get(name),
+            rows[name] if kind == "table_wise" else row_block(rows[name], shards),
+            rows[name] * dim * FLOAT,
+            rows[name] * FLOAT,
+        )
+        for name, kind in kinds.items()
+    }
+
+
+def table_bytes(rows: int, dim: int) -> int:
+    """Weights and the row-wise AdaGrad state (one number a row)."""
+    return rows * (dim + 1) * FLOAT
+
+
+def _check_names(spec: FeatureSpec, topology: TopologyConfig) -> None:
+    names = [table.name for table in spec.tables]
+    problems = [
+        f"topology.tables.{name}: {spec.name} has no such table ({', '.join(names)}){did_you_mean(name, names)}"
+        for name in topology.tables
+        if name not in names
+    ]
+    if problems:
+        raise InputError(problems)
+
+
+def _row_wise_load(rows: Iterable[int], dim: int, shards: int) -> NDArray[np.int64]:
+    load = np.zeros(shards, np.int64)
+    for count in rows:
+        block = row_block(count, shards)
+        load += np.clip(count - np.arange(shards) * block, 0, block) * (dim + 1) * FLOAT
+    return load
+
+
+def _pack(tables: list[tuple[str, int]], load: NDArray[np.int64]) -> dict[str, int]:
+    """Largest first on the least loaded shard; equal sizes by name, equal loads to the lowest shard."""
+    heap = [(int(size), shard) for shard, size in enumerate(load)]
+    heapq.heapify(heap)
+    homes = {}
+    for name, size in sorted(tables, key=lambda table: (-table[1], table[0])):
+        loaded, shard = heap[0]
+        homes[name] = shard
+        heapq.heapreplace(heap, (loaded + size, shard))
+    return homes

@@ -1,0 +1,124 @@
+"""Collectives of one training step: messages and bytes that one rank sends, per axis, by formula.
+
+Ring counts: an all-gather or reduce-scatter over n ranks sends n−1 shards, an all-reduce twice that; an all-to-all
+sends (n−1)/n of its rows. Axes of degree 1 send nothing and are left out. A test counts the calls of a real step.
+
+    gemctl plan experiment=main
+"""
+
+from dataclasses import dataclass
+
+from gemctl.cluster.tiers import Tier, tier_of
+from gemctl.mesh.axes import Axis
+from gemctl.mesh.groups import groups
+from gemctl.plan.dense import ROOT
+from gemctl.plan.memory import Inputs
+from gemctl.plan.tables import FLOAT
+
+INT = 8
+WORLD = "world"
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """One collective of an axis: calls per step, bytes that a rank sends per step, and the slowest tier it crosses."""
+
+    axis: str
+    collective: str
+    what: str
+    messages: int
+    bytes: int
+    tier: Tier
+
+
+def traffic(given: Inputs) -> list[Traffic]:
+    """Every collective of a step, dense first."""
+    found = [*_dense(given), *_tables(given), *_agreement(given)]
+    return [
+        Traffic(axis, collective, what, messages, round(size), _tier(given, axis))
+        for axis, collective, what, messages, size in found
+        if messages
+    ]
+
+
+Row = tuple[str, str, str, int, float]  # axis, collective, what, messages, bytes
+
+
+def _tier(given: Inputs, axis: str) -> Tier:
+    topology = given.topology
+    if axis == WORLD:
+        return tier_of(0, topology.world_size - 1, topology.ranks_per_node)
+    found = groups(topology)[axis]
+    spans = set(zip(found[:, 0].tolist(), found[:, -1].tolist(), strict=True))
+    return max((tier_of(first, last, topology.ranks_per_node) for first, last in spans), key=list(Tier).index)
+
+
+def _dense(given: Inputs) -> list[Row]:
+    shards, replicas = given.topology.dp_shard, given.topology.dp_replicate
+    rows: list[Row] = []
+    if shards > 1:
+        # Blocks are gathered again for backward; the root stays gathered.
+        calls = {unit.name: (1 if unit.name == ROOT else 2) * given.config.train.accumulate for unit in given.units}
+        gathered = sum(calls[unit.name] * unit.padded(shards) for unit in given.units) * (shards - 1)
+        reduced = sum(unit.padded(shards) for unit in given.units) * (shards - 1)
+        axis, weights = Axis.DP_SHARD.value, sum(calls.values())
+        rows.append((axis, "all-gather", "dense weights", weights, gathered * given.compute_bytes))
+        rows.append((axis, "reduce-scatter", "dense gradients", len(given.units), reduced * FLOAT))
+    if replicas > 1:
+        size = sum(unit.padded(shards) for unit in given.units) * FLOAT
+        sent = 2 * (replicas - 1) / replicas * size
+        rows.append((Axis.DP_REPLICATE.value, "all-reduce", "dense gradient shards", len(given.units), sent))
+    return rows
+
+
+def _tables(given: Inputs) -> list[Row]:
+    """TorchRec: per lookup kind and sharding kind one exchange of ids (3 calls) and one of outputs each way."""
+    shards = given.topology.mp_shard
+    rows: list[Row] = []
+    if shards == 1:
+        return rows
+    share, axis = (shards - 1) / shards, Axis.MP_SHARD.value
+    for lookup in ("pooled", "sequence"):
+        for sharding in ("row_wise", "table_wise"):
+            names = {t.name for t in given.tables.values() if (t.lookup, t.sharding) == (lookup, sharding)}
+            if not names:
+                continue
+            features, ids = _looked_up(given, names)
+            what, dim = f"{lookup} {sharding.replace('_', '-')}", given.config.model.dim
+            lengths = features * given.rows * INT * (shards - 1 if sharding == "row_wise" else share)
+            rows.append((axis, "all-to-all", f"ids, {what}", 3, lengths + ids * INT * share + 2 * INT * (shards - 1)))
+            if lookup == "pooled" and sharding == "row_wise":
+                size = (shards - 1) * given.rows * features * dim * FLOAT
+                rows.append((axis, "reduce-scatter", f"outputs, {what}", 1, size))
+                rows.append((axis, "all-gather", f"output gradients, {what}", 1, size))
+            else:
+                vectors = ids if lookup == "sequence" else given.rows * features
+                rows.append((axis, "all-to-all", f"outputs, {what}", 1, vectors * dim * FLOAT * share))
+                rows.append((axis, "all-to-all", f"output gradients, {what}", 1, vectors * dim * FLOAT * share))
+    return rows
+
+
+def _looked_up(given: Inputs, tables: set[str]) -> tuple[int, float]:
+    """Features that look up `tables`, and ids that one rank looks up in a step."""
+    features, ids = 0, 0.0
+    for feature in given.spec.categorical:
+        if feature.table in tables:
+            features += 1
+            ids += given.rows * given.facts.mean_ids.get(feature.name, 1.0)
+    for sequence in given.spec.sequences:
+        count = sum(feature.table in tables for feature in sequence.ids)
+        features += count
+        ids += count * given.rows * given.facts.mean_events[sequence.name]
+    return features, ids
+
+
+def _agreement(given: Inputs) -> list[Row]:
+    """Flags, losses and weights once a micro-batch; the gradient norm once."""
+    world = given.topology.world_size
+    if world == 1:
+        return []
+    accumulate, tasks = given.config.train.accumulate, len(given.spec.labels)
+    values = accumulate * (3 + 2 * tasks) + 1
+    return [
+        (WORLD, "all-reduce", "flags, losses, gradient norm", accumulate + 1, 2 * (world - 1) / world * values * INT)
+    ]
