@@ -1,0 +1,84 @@
+"""Puts a checkpoint into a state, in place, after its files have been checked.
+
+    load(run.checkpoints / "step_300.a1", state, group)    # on every rank
+
+DCP reads from each file what this rank's part of the state overlaps, so the world and the sharding may differ from
+those of the save.
+"""
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+
+from gemctl.checkpoint.storage import Reader
+from gemctl.errors import GemctlError, InputError
+from gemctl.run.manifest import Manifest, check_file, read
+
+
+def load(folder: Path, state: Mapping[str, Tensor], group: dist.ProcessGroup | None = None) -> Manifest:
+    """Fills every tensor of `state` from the checkpoint in `folder`; returns its manifest. Collective over `group`.
+
+    Every rank raises the same InputError if a file is missing or damaged, or if keys, shapes or dtypes are not those
+    of the checkpoint; `state` is unchanged then.
+    """
+    manifest = read(folder)
+    _refuse(_faulty_files(folder, manifest, group))
+    _refuse(_differences(folder, manifest, state, group))
+    reader = Reader(folder, set(manifest.files))
+    reader.read_metadata()
+    try:
+        dcp.load(dict(state), storage_reader=reader, process_group=group)
+    except dcp.CheckpointException as error:
+        faults = [f"rank {rank}: {fault}" for rank, (fault, _) in sorted(error.failures.items())]
+        raise GemctlError(f"{folder}: loading failed: " + "; ".join(faults)) from error
+    return manifest
+
+
+def read_object(reader: Reader, key: str, target: Tensor) -> None:
+    """Fills `target` with one full tensor of the checkpoint, in this process alone."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # DCP warns that there is no process group
+        dcp.load({key: target}, storage_reader=reader, no_dist=True)
+
+
+def _refuse(faults: list[str]) -> None:
+    if faults:
+        raise InputError(faults)
+
+
+def _faulty_files(folder: Path, manifest: Manifest, group: dist.ProcessGroup | None) -> list[str]:
+    """Faults that all ranks found; each looks at its share of the files."""
+    rank, world = dist.get_rank(group), dist.get_world_size(group)
+    mine = sorted(manifest.files.items())[rank::world]
+    faults = [fault for name, stored in mine if (fault := check_file(folder / name, stored))]
+    return sorted(fault for part in _all_gather(faults, group) for fault in part)
+
+
+def _differences(
+    folder: Path, manifest: Manifest, state: Mapping[str, Tensor], group: dist.ProcessGroup | None
+) -> list[str]:
+    """Where the states of all ranks together and the checkpoint do not match."""
+    mine = {key: (list(value.shape), str(value.dtype).removeprefix("torch.")) for key, value in state.items()}
+    wanted: dict[str, tuple[list[int], str]] = {}
+    for part in _all_gather(mine, group):
+        wanted |= part
+    faults = [f"{folder}: {key} is not in the checkpoint" for key in sorted(wanted.keys() - manifest.objects.keys())]
+    unused = sorted(manifest.objects.keys() - wanted.keys())
+    faults += [f"{folder}: {key} is in the checkpoint, but the model has no such tensor" for key in unused]
+    for key in sorted(wanted.keys() & manifest.objects.keys()):
+        stored = manifest.objects[key]
+        if wanted[key] != (stored.shape, stored.dtype):
+            shape, dtype = wanted[key]
+            faults.append(f"{folder}: {key} is {stored.dtype} {stored.shape}, the model needs {dtype} {shape}")
+    return faults
+
+
+def _all_gather(value: Any, group: dist.ProcessGroup | None) -> list[Any]:
+    values: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(values, value, group=group)
+    return values

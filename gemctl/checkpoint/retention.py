@@ -1,0 +1,45 @@
+"""Which checkpoint folders are deleted, and when: only by the run's owner, and never before a newer one is complete.
+
+`prune` runs after each publication; `remove_strays` also when an attempt starts, so that a save that did not end
+takes no room from the next one.
+"""
+
+import shutil
+from pathlib import Path
+
+from gemctl.run.attempt import Attempt
+from gemctl.run.directory import RunDir
+from gemctl.run.manifest import FILE_NAME, checkpoints, sync_folder
+
+
+def prune(run: RunDir, attempt: Attempt, keep: int) -> list[Path]:
+    """Deletes all valid checkpoints but the newest `keep`, void ones, and strays of earlier attempts.
+
+    Returns the deleted folders. Nothing is deleted once a higher attempt owns the run.
+    """
+    found = checkpoints(run)
+    published = [checkpoint for checkpoint in found if checkpoint.published]
+    kept = [checkpoint.path for checkpoint in published if checkpoint.flaw is None][:keep]
+    doomed = [checkpoint.path for checkpoint in published if checkpoint.path not in kept]
+    removed = [path for path in doomed if _remove(path, attempt)]
+    return removed + remove_strays(run, attempt)
+
+
+def remove_strays(run: RunDir, attempt: Attempt) -> list[Path]:
+    """Deletes unpublished folders of earlier attempts; returns them."""
+    strays = [
+        checkpoint.path
+        for checkpoint in checkpoints(run)
+        if not checkpoint.published and checkpoint.attempt < attempt.number
+    ]
+    return [path for path in strays if _remove(path, attempt)]
+
+
+def _remove(folder: Path, attempt: Attempt) -> bool:
+    """The manifest goes first, so that a half-deleted folder is no checkpoint."""
+    if not attempt.owns_run():
+        return False
+    (folder / FILE_NAME).unlink(missing_ok=True)
+    sync_folder(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+    return True
