@@ -1,0 +1,232 @@
+"""Writes the seeded synthetic click log: train and eval Parquet and their feature spec.
+
+    gemctl data synth data/synthetic      # or by `gemctl train` when data.synthetic is set and the files are absent
+
+The first `rows` rows are for training, the next `eval_rows` for evaluation, so evaluation is later in time. Files get
+their names when they are complete; a second call with the same settings finds them and writes nothing.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gemctl.config.schema import DataConfig, SyntheticConfig
+from gemctl.data import synthetic_world as world
+from gemctl.data.synthetic_world import ClickWorld, Events, Impressions
+from gemctl.errors import InputError
+
+ROW_GROUP = 20_000
+_CHUNK = 5 * ROW_GROUP  # rows made at once: about 100 MB
+_METADATA = b"gemctl.synthetic"
+_GENERATOR = 1  # raise it when the rows of a seed change
+
+
+@dataclass(frozen=True)
+class SyntheticLog:
+    """What was written, and its rows."""
+
+    train: str
+    eval: str
+    spec: str
+    rows: int
+    eval_rows: int
+    seconds: float
+
+
+def ensure(data: DataConfig) -> bool:
+    """Writes the log that `data.synthetic` describes where it is absent; True if it did.
+
+    InputError where the files were made with other settings, or are not a synthetic log at all.
+    """
+    config, train, evaluation = data.synthetic, Path(data.train), Path(data.eval or "")
+    if config is None:
+        return False
+    if data.eval is None:
+        raise InputError("data.eval: a synthetic log needs a path for its evaluation rows")
+    present = [path for path in (train, evaluation) if path.exists()]
+    problems = [problem for path in present for problem in _made_with(path, config)]
+    if problems:
+        raise InputError(problems)
+    if len(present) == 2 and Path(data.spec).exists():
+        return False
+    write(config, train, evaluation, data.spec)
+    return True
+
+
+def write(config: SyntheticConfig, train: str | Path, eval: str | Path, spec_path: str | Path) -> None:
+    """Writes all three files (existing ones are replaced)."""
+    log = ClickWorld(config.users, config.items, config.seed)
+    _write_rows(log, config, Path(train), 0, config.rows)
+    _write_rows(log, config, Path(eval), config.rows, config.rows + config.eval_rows)
+    with _complete(Path(spec_path)) as path:
+        path.write_text(spec_text(config), encoding="utf-8")
+
+
+def spec_text(config: SyntheticConfig) -> str:
+    """The log's feature spec."""
+    return f"""# The synthetic click log's columns and roles (gemctl/data/synthetic.py).
+name: synthetic
+timestamp: time
+true_probability: click_probability
+domain: {{column: domain, count: {world.DOMAINS}}}
+tables:
+  - {{name: user, rows: {config.users + 1}}}
+  - {{name: segment, rows: {world.SEGMENTS + 1}}}
+  - {{name: item, rows: {config.items + 1}}}
+  - {{name: category, rows: {world.CATEGORIES + 1}}}
+  - {{name: tag, rows: {world.TAGS + 1}}}
+  - {{name: slot, rows: {world.SLOTS + 1}}}
+  - {{name: action, rows: {world.ACTIONS + 1}}}
+categorical:
+  - {{name: user, table: user}}
+  - {{name: segment, table: segment}}
+  - {{name: item, table: item}}
+  - {{name: category, table: category}}
+  - {{name: tags, table: tag, multi: true}}
+  - {{name: slot, table: slot}}
+dense:
+  - {{name: price, log: true}}
+  - {{name: hour_sin}}
+  - {{name: hour_cos}}
+sequences:
+  - name: history
+    timestamps: history_time
+    max_length: {world.MAX_EVENTS}
+    ids:
+      - {{name: item, table: item, column: history_item}}
+      - {{name: category, table: category, column: history_category}}
+      - {{name: action, table: action, column: history_action}}
+    floats:
+      - {{name: dwell, column: history_dwell, log: true}}
+labels:
+  - {{name: click}}
+  - {{name: conversion, mask: click}}  # only clicked rows can convert
+"""
+
+
+def _made_with(path: Path, config: SyntheticConfig) -> Iterator[str]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        found = json.loads((pq.read_schema(path).metadata or {}).get(_METADATA, b"null"))
+    except (OSError, pa.ArrowInvalid) as error:
+        yield f"{path}: not a readable Parquet file: {error}"
+        return
+    wanted = _settings(config)
+    if found is None:
+        yield f"{path}: exists and is no synthetic log: set data.synthetic=null to train on it, or another path"
+    elif found != wanted:
+        differences = ", ".join(f"{k} {found.get(k)}, not {v}" for k, v in wanted.items() if found.get(k) != v)
+        yield f"{path}: was written with {differences}: delete it, or set data.train, data.eval and data.spec anew"
+
+
+def _settings(config: SyntheticConfig) -> dict[str, int]:
+    return {"generator": _GENERATOR, **asdict(config)}
+
+
+def _write_rows(log: ClickWorld, config: SyntheticConfig, path: Path, start: int, stop: int) -> None:
+    import pyarrow.parquet as pq
+
+    schema = _schema().with_metadata({_METADATA: json.dumps(_settings(config)).encode()})
+    dictionary = [f.name for f in schema if f.name not in _PLAIN]
+    with (
+        _complete(path) as temporary,
+        pq.ParquetWriter(
+            temporary, schema, compression="zstd", use_dictionary=dictionary, write_statistics=["time"]
+        ) as writer,
+    ):
+        for first in range(start, stop, _CHUNK):
+            rows = log.impressions(np.arange(first, min(first + _CHUNK, stop)))
+            writer.write_table(_table(log, rows, log.histories(rows)), row_group_size=ROW_GROUP)
+
+
+_PLAIN = ("time", "hour_sin", "hour_cos", "click_probability", "history_dwell", "history_time")
+
+
+def _schema() -> Any:
+    import pyarrow as pa
+
+    return pa.schema(
+        {
+            "time": pa.int64(),
+            "user": pa.int32(),
+            "segment": pa.int32(),
+            "item": pa.int32(),
+            "category": pa.int32(),
+            "tags": pa.list_(pa.int32()),
+            "domain": pa.int32(),
+            "slot": pa.int32(),
+            "price": pa.float32(),
+            "hour_sin": pa.float32(),
+            "hour_cos": pa.float32(),
+            "history_time": pa.list_(pa.int64()),
+            "history_item": pa.list_(pa.int32()),
+            "history_category": pa.list_(pa.int32()),
+            "history_action": pa.list_(pa.int32()),
+            "history_dwell": pa.list_(pa.float32()),
+            "click": pa.bool_(),
+            "conversion": pa.bool_(),
+            "click_probability": pa.float32(),
+        }
+    )
+
+
+def _table(log: ClickWorld, rows: Impressions, events: Events) -> Any:
+    import pyarrow as pa
+
+    probability = log.click_probability(rows, events)
+    clicks = log.clicks(rows, probability)
+    angle = (rows.time % world.DAY) * (2 * np.pi / world.DAY)
+    tags = np.arange(0, 2 * rows.row.size + 1, 2)
+    present = events.present()
+    offsets = np.concatenate([[0], np.cumsum(events.length)])
+    columns: dict[str, Any] = {
+        "time": rows.time,
+        "user": rows.user,
+        "segment": log.user_segment[rows.user],
+        "item": rows.item,
+        "category": log.item_category[rows.item],
+        "tags": (tags, log.item_tags[rows.item].reshape(-1)),
+        "domain": rows.domain,
+        "slot": rows.slot,
+        "price": log.item_price[rows.item],
+        "hour_sin": np.sin(angle),
+        "hour_cos": np.cos(angle),
+        "history_time": (offsets, events.time[present]),
+        "history_item": (offsets, events.item[present]),
+        "history_category": (offsets, log.item_category[events.item[present]]),
+        "history_action": (offsets, events.action[present]),
+        "history_dwell": (offsets, events.dwell[present]),
+        "click": clicks,
+        "conversion": clicks & log.conversions(rows),
+        "click_probability": probability,
+    }
+    schema = _schema()
+    return pa.Table.from_arrays([_array(columns[f.name], f.type) for f in schema], schema=schema)
+
+
+def _array(values: Any, kind: Any) -> Any:
+    import pyarrow as pa
+
+    if isinstance(values, tuple):
+        offsets, flat = values
+        return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), _array(flat, kind.value_type))
+    return pa.array(values.astype(kind.to_pandas_dtype()), kind)
+
+
+@contextmanager
+def _complete(path: Path) -> Iterator[Path]:
+    """A name to write to; what lies there becomes `path` when all went well."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.partial")
+    try:
+        yield temporary
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
