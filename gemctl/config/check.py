@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from gemctl.config.keys import adapter, choices, describe, find
 from gemctl.config.nearest import did_you_mean
 from gemctl.config.schema import Config
+from gemctl.specs.limits import INT64_MAX
 from gemctl.specs.yaml_file import KeyPath, dotted
 
 Origin = Callable[[KeyPath], str]
@@ -38,6 +39,8 @@ def _message(data: dict[str, Any], path: KeyPath) -> str:
     except KeyError:
         return f"must be set: {describe(node)}"
     quote = ""
+    if isinstance(value, int) and value > INT64_MAX:
+        return f"must be {describe(node)} below 2^63, not {value}"
     if isinstance(value, (int, float)) and node.get("type") == "string":
         quote = f"; as a string: {dotted(path)}='\"{value}\"'"
     elif isinstance(value, str):

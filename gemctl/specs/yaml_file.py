@@ -21,6 +21,9 @@ _FLOAT = re.compile(
 )
 
 
+PLAIN_TAGS = {"tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"}
+
+
 class Loader(yaml.SafeLoader):
     """SafeLoader in the dialect above."""
 
@@ -99,6 +102,8 @@ class _Walk:
         if id(node) in self.open:
             self._problem(node, f"{dotted(path)}: holds itself")
             return None
+        if node.tag not in PLAIN_TAGS:
+            self._problem(node, f"{dotted(path)}: tag {node.tag!r} is not taken")
         self.open.add(id(node))
         built = self._mapping(node, path) if isinstance(node, yaml.MappingNode) else self._sequence(node, path)
         self.open.discard(id(node))

@@ -1,0 +1,185 @@
+"""Bad configuration: every problem in one go, each with its place and the nearest right word."""
+
+from pathlib import Path
+
+import pytest
+
+from gemctl.config.compose import compose, from_yaml
+from gemctl.config.keys import all_keys
+from gemctl.config.nearest import edits, nearest
+from gemctl.errors import InputError
+
+
+def problems(overrides: list[str], file: str | None = None, config_dir: str | None = None) -> list[str]:
+    with pytest.raises(InputError) as caught:
+        compose(file, overrides, config_dir)
+    return caught.value.problems
+
+
+def write(path: Path, text: str) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("model.dimm=64", "model.dimm=64: unknown key 'model.dimm'; did you mean model.dim?"),
+        ("modle.dim=64", "modle.dim=64: unknown key 'modle.dim'; did you mean model.dim?"),
+        ("modeldim=64", "modeldim=64: unknown key 'modeldim'; did you mean model.dim"),
+        ("modle=gem_nano", "modle=gem_nano: unknown key 'modle'; did you mean model?"),
+        ("train.lr=1", "train.lr=1: unknown key 'train.lr'; did you mean optim.dense.lr or optim.tables.lr?"),
+        ("dense.lr=1", "dense.lr=1: unknown key 'dense.lr'; did you mean optim.dense.lr"),
+        ("model=gem_nanu", "model=gem_nanu: group model has no choice 'gem_nanu'; did you mean gem_nano?"),
+        ("model=64", "model=64: group model has no choice '64' (choices: gem_nano)"),
+        ("data.order=shufled", 'data.order=shufled: must be time or shuffled, not "shufled"; did you mean shuffled?'),
+        ("train.steps=0", "train.steps=0: must be an integer ≥ 1, not 0"),
+        ("train.steps=2.5", "train.steps=2.5: must be an integer ≥ 1, not 2.5"),
+        ("train.steps=true", "train.steps=true: must be an integer ≥ 1, not true"),
+        ("train.steps=null", "train.steps=null: must be an integer ≥ 1, not null"),
+        ("train.steps='5'", "train.steps='5': must be an integer ≥ 1, not \"5\""),
+        ("run.seed=9223372036854775808", "run.seed=9223372036854775808: must be an integer ≥ 0 below 2^63"),
+        ("optim.dense.lr=nan", "optim.dense.lr=nan: must be a finite number, not nan"),
+        ("optim.dense.lr=1e400", "optim.dense.lr=1e400: must be a finite number, not inf"),
+        ("topology.dp_shard=atuo", "topology.dp_shard=atuo: must be an integer ≥ 1 or auto"),
+        ("run.name=2026", "run.name=2026: must be a string that matches"),
+        ("optim.dense.betas=[0.9]", "optim.dense.betas=[0.9]: must be a list of 2 values, each a number ≥ 0 and < 1"),
+        ("optim.dense.betas=[0.9,1]", "optim.dense.betas=[0.9,1]: must be a number ≥ 0 and < 1, not 1"),
+        ("optim.dense=adamw", "optim.dense=adamw: must be a mapping with the keys lr, betas"),
+        ("topology.tables={user: colum_wise}", "topology.tables={user: colum_wise}: must be row_wise or table_wise"),
+        ("topology.tables=3", "topology.tables=3: must be a mapping of names to row_wise or table_wise, not 3"),
+        ("train.steps.x=3", "train.steps.x=3: train.steps has no keys of its own: set it whole"),
+        ("optim.dense.betas.0=0.5", "optim.dense.betas.0=0.5: optim.dense.betas has no keys of its own: set it whole"),
+        ("model={dimm: 3}", "model={dimm: 3}: unknown key 'model.dimm'; did you mean model.dim?"),
+        ("+model.depth=3", "+model.depth=3: keys cannot be added: write model.depth=VALUE without +"),
+        ("++train.stepz=3", "++train.stepz=3: keys cannot be added: write train.stepz=VALUE without ++; did you mean"),
+        ("~train.steps", "~train.steps: keys cannot be removed: set train.steps to a value"),
+        ("train.steps=1,2", "train.steps=1,2: one run has one value: sweeps are not taken"),
+        ("model@x=gem_nano", "model@x=gem_nano: a group is chosen as GROUP=CHOICE"),
+        ("train.steps", "train.steps: neither KEY=VALUE nor a YAML file"),
+        ("train.stepz", "train.stepz: neither KEY=VALUE nor a YAML file; did you mean train.steps?"),
+        ("train.steps=(1", "train.steps=(1: no valid value"),
+        ("=3", "=3: no key before ="),
+        ("data.spec=${run.nam}", "data.spec=${run.nam}: Interpolation key 'run.nam' not found"),
+        ("data=parquet", "data.spec must be set: feature spec (YAML)"),
+        ("hydra.run.dir=x", "hydra.run.dir=x: unknown key 'hydra.run.dir'"),
+    ],
+)
+def test_one_line_says_what_where_and_what_instead(override: str, expected: str) -> None:
+    found = problems([override])
+    assert found[0].startswith(expected), found
+    assert len(found) == (2 if override == "data=parquet" else 1)
+
+
+def test_all_problems_of_the_command_line_and_the_file_come_at_once(tmp_path: Path) -> None:
+    text = "train:\n  steps: 0\n  stepz: 4\nmodle: {dim: 3, heads: 2}\noptim:\n  dense: {lr: fast}\n"
+    file = write(tmp_path / "my.yaml", text)
+    found = problems(["model.dimm=1", "train.accumulate=0", "run.root=a", "run.root=b", "precision=fp8"], file)
+    assert sorted(found) == sorted(
+        [
+            f"{file}:3: unknown key 'train.stepz'; did you mean train.steps?",
+            f"{file}:4: unknown key 'modle'; did you mean model?",
+            "model.dimm=1: unknown key 'model.dimm'; did you mean model.dim?",
+            "run.root=b: given twice, first as run.root=a",
+            "precision=fp8: group precision has no choice 'fp8' (choices: bf16, fp32)",
+            f"{file}:2: train.steps: must be an integer ≥ 1, not 0",
+            "train.accumulate=0: must be an integer ≥ 1, not 0",
+            f'{file}:6: optim.dense.lr: must be a number > 0, not "fast"',
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("train:\n  steps: 5\n  steps: 6\n", ":3: train.steps: given twice, first in line 2"),
+        ("train:\n  steps: [5\n", ":3: not YAML: "),
+        ("train:\n\tsteps: 5\n", ":2: not YAML: "),
+        ("- train\n", ":1: a configuration is a mapping of keys"),
+        ("model.dim: 3\n", ":1: key 'model.dim': in YAML write it nested, as model: {dim: …}"),
+        ("topology:\n  tables:\n    1: row_wise\n", ":3: topology.tables.1: a key must be a string: quote it"),
+        ("defaults:\n  - modle: gem_nano\n", ":2: defaults: unknown group 'modle'; did you mean model?"),
+        (
+            "defaults:\n  - model: gem_nan\n",
+            ":2: defaults: group model has no choice 'gem_nan'; did you mean gem_nano?",
+        ),
+        ("defaults:\n  - _self_\n  - model: gem_nano\n", ":2: defaults: '_self_': write GROUP: CHOICE"),
+        ("train: &t\n  steps: 5\n  accumulate: *t\n", ":1: train.accumulate: holds itself"),
+        ("train: !!python/object:os.system {}\n", ":1: train: tag 'tag:yaml.org,2002:python/object:os.system' is not"),
+        ("train:\n  steps: !!python/name:os.system x\n", ":2: not YAML: could not determine a constructor"),
+        ("run:\n  seed: 2001-01-01\n", ':2: run.seed: must be an integer ≥ 0, not "2001-01-01"'),
+        ("data:\n  train: ???\n", ": data.train must be set"),
+    ],
+)
+def test_a_files_problem_names_its_line(text: str, expected: str, tmp_path: Path) -> None:
+    file = write(tmp_path / "my.yaml", text)
+    found = problems([], file)
+    assert any(expected in f": {problem}" for problem in found), found
+
+
+def test_a_missing_file_is_named() -> None:
+    assert problems([], "nowhere.yaml") == ["nowhere.yaml: cannot be read: No such file or directory"]
+
+
+def test_a_choice_that_the_file_hides_wholly_is_refused(tmp_path: Path) -> None:
+    file = write(tmp_path / "my.yaml", "precision: {dense: fp32}\n")
+    assert problems(["precision=bf16"], file) == [
+        f"precision=bf16: has no effect: {file} sets all that it would change"
+    ]
+    compose(file, ["precision=fp32"])  # changes nothing, and says nothing else
+
+
+@pytest.mark.parametrize(
+    ("files", "overrides", "expected"),
+    [
+        (
+            {"model/big.yaml": "dim: 64\ndimm: 3\n"},
+            ["model=big"],
+            "model/big.yaml:2: model.dimm: unknown key 'model.dimm'",
+        ),
+        ({"model/big.yaml": "dim: -4\n"}, ["model=big"], "model/big.yaml:1: model.dim: must be an integer ≥ 4"),
+        ({"model/big.yaml": "dim: [\n"}, ["model=big"], "model/big.yaml:2: not YAML"),
+        ({"model/big.yaml": "dim: 4\ndim: 8\n"}, ["model=big"], "model/big.yaml:2: not YAML: found duplicate key dim"),
+        ({"model/big.yaml": "defaults: [huge]\n"}, ["model=big"], "huge"),
+        ({"model/gem_nano.yaml": "dim: 4\n"}, [], "model/gem_nano.yaml: this is the name of a built-in choice"),
+        ({"modle/big.yaml": "dim: 4\n"}, [], "holds no GROUP/CHOICE.yaml"),
+        ({}, [], "no such folder"),
+    ],
+)
+def test_problems_in_the_users_own_groups(
+    files: dict[str, str], overrides: list[str], expected: str, tmp_path: Path
+) -> None:
+    for name, text in files.items():
+        write(tmp_path / "own" / name, text)
+    found = problems(overrides, config_dir=str(tmp_path / "own"))
+    assert expected in found[0], found
+    assert len(found) == 1
+
+
+def test_a_runs_configuration_is_checked_with_its_lines() -> None:
+    with pytest.raises(InputError) as caught:
+        from_yaml("data: {spec: s, train: t}\ntrain:\n  steps: no\n  stepz: 1\n", "runs/x/config.yaml")
+    assert caught.value.problems == [
+        "runs/x/config.yaml:4: unknown key 'train.stepz'; did you mean train.steps?",
+        "runs/x/config.yaml:3: train.steps: must be an integer ≥ 1, not false",
+    ]
+
+
+def test_edits_count_swaps_of_neighbours_once() -> None:
+    assert edits("model.dmi", "model.dim", 3) == 1
+    assert edits("abc", "abc", 3) == 0
+    assert edits("abcd", "bcda", 3) == 2
+    assert edits("kitten", "sitting", 3) == 3
+    assert edits("kitten", "sitting", 2) == 3  # "more than 2"
+    assert nearest("trian", ["plan", "train", "resume"]) == ["train"]
+
+
+def test_a_key_of_another_group_is_offered_with_its_right_path() -> None:
+    for key in all_keys():
+        name = key.rsplit(".", 1)[-1]
+        for group in ("run", "checkpoint", "optim.tables"):
+            moved = f"{group}.{name}"
+            if moved not in all_keys():
+                (problem,) = problems([f"{moved}=1"])
+                assert key in problem.split("did you mean ")[1].rstrip("?").replace(" or ", ", ").split(", ")
