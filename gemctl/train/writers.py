@@ -138,6 +138,7 @@ class TrainLog:
             "tasks": {task: {key: quality[key] for key in ("ne", "base_rate", "logloss", "calibration")}
                       for task, quality in tasks.items()},
             "examples": int(examples), "tokens": int(tokens), "flops": flops, "seconds": seconds, "peak": peak or None,
+            "ranks": self._world,
             "examples_per_s": examples / seconds if examples else None,
             "tokens_per_s": tokens / seconds if examples else None,
             "effective_mfu": flops / (peak * seconds) if flops and peak else None,

@@ -1,0 +1,213 @@
+"""A run's report, and two runs side by side, as titled tables: for a terminal here, as HTML in page.py.
+
+gemctl report RUN
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from gemctl.render.units import DASH, binary, count, date, number, percent, rate, si
+from gemctl.run.compare import Diff
+from gemctl.run.report import Report
+
+
+@dataclass
+class Section:
+    """A titled table. `columns`: names, all but the first right-aligned; `note` stands below it."""
+
+    title: str
+    columns: list[str]
+    rows: list[list[str]]
+    note: str = ""
+    bars: list[float] | None = None  # a share 0 … 1 for each row, drawn in the last column
+
+
+def report(value: Report) -> Any:
+    """The report for a terminal."""
+    return _rich(sections(value))
+
+
+def diff(value: Diff) -> Any:
+    """Two runs side by side for a terminal."""
+    return _rich(diff_sections(value))
+
+
+def sections(value: Report) -> list[Section]:
+    """All that is shown of a report."""
+    found = [_identity(value), _quality(value), _throughput(value), _waterfall(value), _first_step(value)]
+    found += [_attempts(value), _checkpoints(value), _memory(value)]
+    if value.notes:
+        found.append(Section("Notes", [""], [[note] for note in value.notes]))
+    return [section for section in found if section.rows]
+
+
+def _identity(value: Report) -> Section:
+    run, last = value.run, value.attempts[-1]
+    git = run.get("git") or {}
+    commit = (git.get("commit") or DASH)[:12] + (" (changed)" if git.get("changed") else "")
+    versions = ", ".join(f"{name} {version}" for name, version in run.get("versions", {}).items())
+    rows = [
+        ["run", f"{run['name']}/{run['run_id']}"],
+        ["directory", value.path],
+        ["command", " ".join(run["command"])],
+        ["made", f"{date(run['created'])} on {run['host']}"],
+        ["commit", commit],
+        ["versions", versions],
+        ["state", f"{value.outcome}, {value.step} of {value.steps or DASH} steps on {last.ranks} ranks"],
+        ["unknown ids", ", ".join(f"{table} {count:,}" for table, count in value.unknown_ids.items()) or DASH],
+    ]
+    return Section("Run", ["", ""], rows)
+
+
+def _quality(value: Report) -> Section:
+    columns = ["task", "examples", "base rate", "NE", "AUC", "calibration", "best possible NE", "gap closed"]
+    rows = [
+        [
+            task, count(quality.get("examples")), number(quality.get("base_rate")), number(quality.get("ne")),
+            number(quality.get("auc")), number(quality.get("calibration"), 3), number(quality.get("best_ne")),
+            percent(quality.get("gap_closed")),
+        ]
+        for task, quality in value.tasks.items()
+    ]  # fmt: skip
+    note = (
+        "NE: logloss / entropy of the base rate (1 = constant guess). Best possible: the generator's own probabilities "
+        "on the same labels. Gap closed: (1 − NE) / (1 − best possible NE)."
+    )
+    return Section(f"Quality ({value.tasks_from} at step {value.tasks_step})", columns, rows, note)
+
+
+def _throughput(value: Report) -> Section:
+    t = value.throughput
+    rows = [
+        ["examples/s", rate(t.examples_per_s)],
+        ["tokens/s", rate(t.tokens_per_s)],
+        ["useful FLOPs per example", si(t.flops_per_example)],
+        ["peak of one rank (FLOP/s)", si(t.rank_peak)],
+        ["effective MFU", percent(t.effective_mfu)],
+        ["local MFU", percent(t.local_mfu)],
+        ["scaling ratio", number(t.scaling_ratio, 3)],
+    ]
+    note = (
+        "Without start-up and evaluations. On CPU the peak is the rate of an fp32 matmul of 1,024³ with all "
+        "local ranks at work. Local MFU and scaling ratio need the layers' own times: – until they are measured."
+    )
+    return Section("Throughput", ["", ""], rows, note)
+
+
+def _waterfall(value: Report) -> Section:
+    total = sum(value.waterfall.values())
+    rows = [[name, f"{seconds:,.1f}", percent(seconds / total if total else None)]
+            for name, seconds in value.waterfall.items()]  # fmt: skip
+    bars = [seconds / total if total else 0.0 for seconds in value.waterfall.values()]
+    note = f"{total:,.0f} rank-seconds in all. flag_wait: from a rank's own arrival to the last one's."
+    return Section("Where the time went", ["part", "rank-seconds", "share"], rows, note, bars)
+
+
+def _first_step(value: Report) -> Section:
+    stages = value.first_step
+    rows = [[name, f"{seconds:.2f}"] for name, seconds in stages.items()]
+    if rows:
+        rows.append(["in all", f"{sum(stages.values()):.2f}"])
+    note = "launch: from the claim of the attempt to the start of its rank processes. Means over the ranks."
+    return Section(f"Time to first step (attempt {value.attempts[-1].number})", ["stage", "seconds"], rows, note)
+
+
+def _attempts(value: Report) -> Section:
+    columns = ["attempt", "start", "seconds", "ranks", "from step", "to step", "done again", "outcome", "cause"]
+    rows = [
+        [
+            str(a.number), date(a.start), f"{a.end - a.start:,.1f}" if a.end else DASH, str(a.ranks),
+            str(a.base_step), str(a.last_step), str(a.redone), a.outcome, a.cause or DASH,
+        ]
+        for a in value.attempts
+    ]  # fmt: skip
+    return Section("Attempts", columns, rows)
+
+
+def _checkpoints(value: Report) -> Section:
+    rows = [[c.name, str(c.step), binary(c.bytes), c.state] for c in value.checkpoints]
+    return Section("Checkpoints", ["checkpoint", "step", "size", "state"], rows)
+
+
+def _memory(value: Report) -> Section:
+    m = value.memory
+    own = m.peak - m.shared if m.peak is not None and m.shared is not None else None
+    rows = [
+        ["planned", binary(m.planned)],
+        ["measured: peak resident memory", binary(m.peak)],
+        ["  of it when the rank began (interpreter, libraries, pages shared with the agent)", binary(m.shared)],
+        ["  grown since then, which the plan is about", binary(own)],
+        ["grown / planned", number(own / m.planned, 2) if own is not None and m.planned else DASH],
+    ]
+    return Section("Memory of the rank that has most", ["", ""], rows)
+
+
+QUALITY = (("ne", "NE", number), ("auc", "AUC", number), ("best_ne", "best possible NE", number),
+           ("gap_closed", "gap closed", percent))  # fmt: skip
+SPEED = (("examples_per_s", "examples/s", rate), ("flops_per_example", "FLOPs per example", si),
+         ("effective_mfu", "effective MFU", percent), ("local_mfu", "local MFU", percent),
+         ("scaling_ratio", "scaling ratio", number))  # fmt: skip
+
+
+def diff_sections(value: Diff) -> list[Section]:
+    """The figures of two runs beside each other."""
+    first, second = value.runs
+    names = [f"{report.run['name']}/{report.run['run_id']}" for report in value.runs]
+    quality = [
+        _pair(f"{task} {label}", first.tasks.get(task, {}).get(key), second.tasks.get(task, {}).get(key), shown)
+        for task in dict.fromkeys([*first.tasks, *second.tasks])
+        for key, label, shown in QUALITY
+    ]
+    speed = [_pair(label, getattr(first.throughput, key), getattr(second.throughput, key), shown)
+             for key, label, shown in SPEED]  # fmt: skip
+    shares = [_shares(report) for report in value.runs]
+    times = [
+        _pair(name, shares[0].get(name), shares[1].get(name), percent)
+        for name in dict.fromkeys([*shares[0], *shares[1]])
+    ]
+    columns = ["", *names, "second − first"]
+    return [
+        Section("Settings that differ", ["key", *names], [[s.key, s.first, s.second] for s in value.settings]),
+        Section("Quality", columns, quality),
+        Section("Throughput", columns, speed),
+        Section("Share of the rank-seconds", columns, times),
+    ]
+
+
+def _shares(report: Report) -> dict[str, float]:
+    total = sum(report.waterfall.values()) or 1.0
+    return {name: seconds / total for name, seconds in report.waterfall.items()}
+
+
+def _pair(label: str, first: float | None, second: float | None, shown: Callable[[float | None], str]) -> list[str]:
+    return [label, shown(first), shown(second), _delta(first, second, shown)]
+
+
+def _delta(first: float | None, second: float | None, shown: Callable[[float | None], str]) -> str:
+    if first is None or second is None:
+        return DASH
+    difference = second - first
+    if shown is percent:
+        return f"{100 * difference:+.1f} points"
+    return ("+" if difference >= 0 else "−") + shown(abs(difference))
+
+
+def _rich(found: list[Section]) -> Any:
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    parts: list[Any] = []
+    for section in found:
+        columns = [*section.columns, ""] if section.bars else section.columns
+        table = Table(title=section.title, title_justify="left", title_style="bold", box=None, pad_edge=False,
+                      show_header=any(section.columns))  # fmt: skip
+        for index, name in enumerate(columns):
+            left = index == 0 or not any(section.columns) or len(columns) - 1 == index
+            table.add_column(name, justify="left" if left else "right", overflow="fold")
+        for index, row in enumerate(section.rows):
+            bar = ["█" * round(30 * section.bars[index])] if section.bars else []
+            table.add_row(*(Text(cell) for cell in row), *bar)
+        parts += [table, Text(section.note, style="dim"), Text("")] if section.note else [table, Text("")]
+    return Group(*parts)

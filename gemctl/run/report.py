@@ -1,0 +1,271 @@
+"""What a run reached and where its time went, joined from the files of all its attempts.
+
+    report = build(RunDir.open("runs/synthetic/20261129-…"))
+
+Attempts overlap: what an attempt did past the checkpoint that a later one started from was done again. Such lines are
+marked and count as lost work, not as progress. All seconds are rank-seconds: the sum over the ranks.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gemctl.errors import InputError
+from gemctl.run.directory import RunDir
+from gemctl.run.files import read_json
+from gemctl.run.journal import STARTUP, Journal, Line, read_journals
+from gemctl.run.manifest import checkpoints, verify
+
+
+@dataclass
+class AttemptReport:
+    """One attempt. `redone`: steps that a later attempt did again. Times are seconds since the epoch."""
+
+    number: int
+    start: float
+    end: float | None
+    outcome: str  # finished, stopped, failed, or "no end written" (running, or killed with its supervisor)
+    cause: str | None
+    host: str
+    ranks: int
+    base_step: int
+    last_step: int
+    redone: int
+    first_step_s: float | None  # from the claim to the end of the first step
+    recovery_s: float | None  # from the end of the attempt before, if the same supervisor made both
+
+
+@dataclass
+class CheckpointReport:
+    """`state`: verified, or what is wrong with it."""
+
+    name: str
+    step: int
+    attempt: int
+    bytes: int
+    state: str
+
+
+@dataclass
+class Throughput:
+    """Means over the steps that counted, without start-up, evaluations and the first step of each attempt."""
+
+    examples_per_s: float | None = None
+    tokens_per_s: float | None = None
+    flops_per_example: float | None = None
+    rank_peak: float | None = None  # FLOP/s of one rank
+    effective_mfu: float | None = None
+    local_mfu: float | None = None  # needs the layers' own times
+    scaling_ratio: float | None = None
+
+
+@dataclass
+class Memory:
+    """Bytes on the rank that has most; `shared` is what it had when it began: interpreter, libraries, agent's pages."""
+
+    planned: int | None
+    peak: int | None
+    shared: int | None
+
+
+@dataclass
+class Report:
+    """`waterfall`: rank-seconds by part over all attempts; `unaccounted`: the share of them that no clock covers;
+    `first_step`: seconds by stage of the last attempt; `curve`: the lines of metrics.jsonl that counted, in order."""
+
+    run: dict[str, Any]
+    path: str
+    outcome: str
+    step: int
+    steps: int | None
+    tasks: dict[str, dict[str, Any]]
+    tasks_step: int | None
+    tasks_from: str  # "evaluation" or "training"
+    throughput: Throughput
+    waterfall: dict[str, float]
+    unaccounted: float | None
+    first_step: dict[str, float]
+    checkpoints: list[CheckpointReport]
+    attempts: list[AttemptReport]
+    memory: Memory
+    unknown_ids: dict[str, int]
+    skipped: int
+    notes: list[str]
+    curve: list[Line] = field(default_factory=list)
+
+
+def build(run: RunDir) -> Report:
+    """Reads the run. InputError if it has no attempt."""
+    journals = read_journals(run)
+    if not journals:
+        raise InputError(f"{run.path}: no attempt was made yet, so there is nothing to report")
+    counted = [line for journal in journals for line in journal.metrics if line["step"] <= journal.limit]
+    train = [line for line in counted if line["kind"] == "train"]
+    evaluations = [line for line in counted if line["kind"] == "eval"]
+    attempts = _attempts(journals)
+    final = (evaluations or train or [{}])[-1]
+    waterfall = _waterfall(journals, attempts)
+    total = sum(waterfall.values())
+    report = Report(
+        run=run.info(),
+        path=str(run.path),
+        outcome=attempts[-1].outcome,
+        step=max([attempts[-1].last_step, *(line["step"] for line in train)]),
+        steps=_planned_steps(journals[-1]),
+        tasks=final.get("tasks", {}),
+        tasks_step=final.get("step"),
+        tasks_from="evaluation" if evaluations else "training",
+        throughput=_throughput(train),
+        waterfall=waterfall,
+        unaccounted=waterfall["unaccounted"] / total if total else None,
+        first_step=journals[-1].startup(),
+        checkpoints=_checkpoints(run),
+        attempts=attempts,
+        memory=_memory(journals[-1]),
+        unknown_ids=_unknown_ids(train),
+        skipped=sum(line["skipped"] for line in train),
+        notes=[],
+        curve=counted,
+    )
+    report.notes = _notes(report)
+    return report
+
+
+def _attempts(journals: list[Journal]) -> list[AttemptReport]:
+    reports: list[AttemptReport] = []
+    before: tuple[str, float | None] | None = None
+    for journal in journals:
+        claim, end = journal.attempt.claim(), journal.attempt.end()
+        last = max((line["step"] for line in journal.metrics), default=journal.base_step())
+        redone = max(0, last - int(journal.limit)) if journal.limit < last else 0
+        recovery = claim.time - before[1] if before and before[0] == claim.owner and before[1] else None
+        reports.append(
+            AttemptReport(
+                number=journal.attempt.number,
+                start=claim.time,
+                end=end["time"] if end else None,
+                outcome=end["outcome"] if end else "no end written",
+                cause=_cause(end),
+                host=claim.host,
+                ranks=journal.ranks,
+                base_step=journal.base_step(),
+                last_step=last,
+                redone=redone,
+                first_step_s=sum(journal.startup().values()) or None,
+                recovery_s=recovery,
+            )
+        )
+        before = (claim.owner, end["time"] if end else None)
+    return reports
+
+
+def _cause(end: Line | None) -> str | None:
+    return str(end["cause"]) if end and end.get("cause") else None
+
+
+def _planned_steps(journal: Journal) -> int | None:
+    """`train.steps` of the attempt's configuration."""
+    from gemctl.config.compose import from_yaml
+
+    if not journal.attempt.config.exists():
+        return None
+    return from_yaml(journal.attempt.config.read_text(), str(journal.attempt.config)).train.steps
+
+
+def _throughput(train: list[Line]) -> Throughput:
+    timed = [line for line in train if line["examples"]]
+    seconds = sum(line["seconds"] for line in timed)
+    if not seconds:
+        return Throughput()
+    total = {name: sum(line[name] for line in timed) for name in ("examples", "tokens", "flops")}
+    with_peak = [line for line in timed if line["peak"]]
+    available = sum(line["peak"] * line["seconds"] for line in with_peak)
+    return Throughput(
+        examples_per_s=total["examples"] / seconds,
+        tokens_per_s=total["tokens"] / seconds,
+        flops_per_example=total["flops"] / total["examples"],
+        rank_peak=with_peak[-1]["peak"] / with_peak[-1]["ranks"] if with_peak else None,
+        effective_mfu=sum(line["flops"] for line in with_peak) / available if available else None,
+    )
+
+
+def _waterfall(journals: list[Journal], attempts: list[AttemptReport]) -> dict[str, float]:
+    """Rank-seconds by part, largest first, `unaccounted` last."""
+    total: dict[str, float] = defaultdict(float)
+    for journal, attempt in zip(journals, attempts, strict=True):
+        for name, seconds in _rank_seconds(journal, attempt):
+            total[name] += seconds
+    unaccounted = total.pop("unaccounted", 0.0)
+    ordered = sorted(((name, seconds) for name, seconds in total.items() if seconds > 0), key=lambda item: -item[1])
+    return dict(ordered) | {"unaccounted": unaccounted}
+
+
+def _rank_seconds(journal: Journal, attempt: AttemptReport) -> Iterator[tuple[str, float]]:
+    """(part, rank-seconds) of one attempt, from its claim to its end; work done again is `lost_work`."""
+    if attempt.recovery_s:
+        yield "recovery", attempt.recovery_s * attempt.ranks
+    if not journal.ledger:
+        if attempt.end is not None:
+            yield "failed_start", (attempt.end - attempt.start) * attempt.ranks
+        return
+    yield "launch", journal.startup()["launch"] * attempt.ranks
+    for line in journal.ledger:
+        lost = line["step"] > journal.limit
+        for name, (_, mean, _, _) in line["parts"].items():
+            keeps_name = not lost or name in STARTUP or name == "unaccounted"
+            yield name if keeps_name else "lost_work", mean * line["ranks"]
+    if attempt.end is not None:
+        after = max(0.0, attempt.end - journal.ledger[-1]["time"]) * attempt.ranks
+        yield "lost_at_failure" if attempt.outcome == "failed" else "close", after
+
+
+def _checkpoints(run: RunDir) -> list[CheckpointReport]:
+    found = []
+    for checkpoint in checkpoints(run):
+        faults = [checkpoint.flaw] if checkpoint.flaw else verify(checkpoint.path)
+        size = sum(file.stat().st_size for file in checkpoint.path.iterdir() if file.is_file())
+        state = "; ".join(faults) if faults else "verified"
+        found.append(CheckpointReport(checkpoint.path.name, checkpoint.step, checkpoint.attempt, size, state))
+    return found
+
+
+def _memory(journal: Journal) -> Memory:
+    planned = _planned_bytes(journal.attempt.plan)
+    if not journal.ledger:
+        return Memory(planned, None, None)
+    last = journal.ledger[-1]
+    return Memory(planned, int(last["peak_rss"][2]), int(last["start_rss"][2]))
+
+
+def _planned_bytes(path: Path) -> int | None:
+    """Bytes that the plan has on a rank, on the rank that has most."""
+    return int(read_json(path)["total"]) if path.exists() else None
+
+
+def _unknown_ids(train: list[Line]) -> dict[str, int]:
+    counts: dict[str, int] = defaultdict(int)
+    for line in train:
+        for table, count in line["unknown_ids"].items():
+            counts[table] += count
+    return dict(counts)
+
+
+def _notes(report: Report) -> list[str]:
+    """What a reader must know before believing the figures."""
+    notes = []
+    if report.outcome == "no end written":
+        age = time.time() - max([line["time"] for line in report.curve], default=report.attempts[-1].start)
+        notes.append(f"the last attempt has not written its end; its last line is {age:.0f} s old")
+    redone = sum(attempt.redone for attempt in report.attempts)
+    if redone:
+        notes.append(f"{redone} steps were done again by a later attempt; they count as lost_work")
+    if report.tasks and report.tasks_from == "training":
+        notes.append("no evaluation was made: the figures are of the last training interval")
+    if report.skipped:
+        notes.append(f"{report.skipped} steps were skipped, as their loss was not finite")
+    if report.unaccounted is not None and report.unaccounted > 0.05:
+        notes.append(f"{report.unaccounted:.1%} of the time is unaccounted, more than the 5% that may be")
+    return notes
