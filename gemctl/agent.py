@@ -272,14 +272,14 @@ def _rank(work: Work, run_path: str, number: int, agent: int, registry: int) -> 
     except BaseException as error:
         stages.fail_unrecorded(attempt, rank, error)
         traceback.print_exc()
-        os._exit(_flush(1))  # no clean-up that might wait for the other ranks
-    _flush(0)
+        _flush()
+        os._exit(1)  # no clean-up that might wait for the other ranks
+    _flush()
 
 
-def _flush(code: int) -> int:
+def _flush() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
-    return code
 
 
 def main(argv: list[str] | None = None) -> int:

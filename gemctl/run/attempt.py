@@ -45,6 +45,11 @@ class Claim:
     heartbeat: float  # seconds between beats
     first_request: int  # requests with lower numbers were meant for earlier attempts
 
+    @property
+    def patience(self) -> float:
+        """Seconds without a beat after which the attempt counts as dead: ten beats, at least 5 s."""
+        return max(5.0, 10 * self.heartbeat)
+
 
 @dataclass(frozen=True)
 class Base:
@@ -201,14 +206,13 @@ class Heartbeat:
 
 
 def watch_beat(attempt: Attempt) -> float | None:
-    """Seconds until the attempt's next beat, or None if it has ended or does not beat: it is dead.
+    """Seconds until the attempt's next beat, or None if it has ended or does not beat within its patience: it is dead.
 
-    Dead means ten beats missed, at least 5 s (imports delay beats). Only this process's own monotonic clock counts, as
-    the writer may live on a host whose clock differs.
+    Only this process's own monotonic clock counts, as the writer may live on a host whose clock differs.
     """
     if attempt.end_file.exists():
         return None
-    patience = max(5.0, 10 * attempt.claim().heartbeat)
+    patience = attempt.claim().patience
     start, first = time.monotonic(), attempt.beat()
     while time.monotonic() - start < patience:
         if attempt.end_file.exists():

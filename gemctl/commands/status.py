@@ -1,0 +1,27 @@
+"""`gemctl status`: all runs below a folder, or one of them.
+
+gemctl status
+gemctl status RUN
+"""
+
+import argparse
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gemctl.run.status import RunList, RunStatus
+
+HELP = "Say what a run is doing."
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", nargs="?", metavar="RUN", help="path of a run, its id or a unique prefix; default: all")
+    parser.add_argument("--root", default="runs", metavar="DIR", help="where run directories lie (default: runs)")
+
+
+def run(args: argparse.Namespace) -> "RunList | RunStatus":
+    from gemctl.run.directory import find, list_runs
+    from gemctl.run.status import RunList, status
+
+    if args.run is not None:
+        return status(find(args.run, args.root))
+    return RunList(args.root, [status(found) for found in list_runs(args.root)])

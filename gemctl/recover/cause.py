@@ -1,0 +1,151 @@
+"""Why an attempt failed: which rank first, by what, in which stage.
+
+When one rank dies, the others soon fail too, of its death, and often are the first to say so. So: a signal that
+killed a rank comes before exceptions, a rank's own exception before "connection closed by peer", and a hang is the
+rank that waits for nobody.
+"""
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gemctl.recover.records import RankRecord
+from gemctl.run.attempt import Attempt
+from gemctl.run.stages import STAGES
+
+# What a rank says when another one has gone, or does not answer.
+PEER_TYPES = {"DistNetworkError", "DistBackendError", "DistStoreError"}
+PEER_MESSAGE = re.compile(
+    r"closed by peer|reset by peer|connection refused|broken pipe|connectFullMesh|pair closure|socket timeout|"
+    r"timed out waiting|wait timeout|recvValue failed|remote process exited|communicator was aborted",
+    re.IGNORECASE,
+)
+# A checkpoint's coordinator raises the error of one rank on all of them.
+OTHER_RANKS = re.compile(r"ranks:dict_keys\(\[(\d+)")
+FRAME = re.compile(r'File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)')
+COLLECTIVE = re.compile(r"torch/distributed/(?!elastic/)|torchrec/distributed/(comm_ops|types|dist_data)\.py")
+INNERMOST = 4  # frames of a stack that decide whether it waits for other ranks
+
+
+@dataclass(frozen=True)
+class Cause:
+    """`kind`: signal, exception, exit, hang, peer (a rank lost another one) or agent (no rank is to blame)."""
+
+    kind: str
+    rank: int | None
+    stage: str | None
+    step: int | None
+    detail: str
+    log: str | None
+
+    def text(self) -> str:
+        """One line for people."""
+        if self.rank is None:
+            return self.detail
+        where = f"in stage {self.stage}" + ("" if self.step is None else f", step {self.step}")
+        return f"rank {self.rank} failed first, {where}: {self.detail}"
+
+
+@dataclass(frozen=True)
+class Frame:
+    file: str
+    line: int
+    function: str
+
+    def text(self) -> str:
+        return f"{self.function} ({self.file}:{self.line})"
+
+
+def root_cause(attempt: Attempt, ranks: Sequence[RankRecord], hung_for: float | None, agent: str | None) -> Cause:
+    """The cause of a failed attempt. `hung_for`: seconds without a sign, if that is why it was ended."""
+    own = [record for record in ranks if record.failure is not None and not _lost_peer(record.failure)]
+    killed = [record for record in ranks if _signal(record)]
+    silent = [record for record in ranks if record.failure is None and _exit_code(record)]
+    lost = [record for record in ranks if record.failure is not None and _lost_peer(record.failure)]
+    if killed:
+        first = min(killed, key=_exit_time)
+        return _of_rank(attempt, first, "signal", f"killed by {_signal(first)}")
+    if own:
+        first = _blamed(min(own, key=_failure_time), ranks)
+        return _of_rank(attempt, first, "exception", _exception(first))
+    if silent:
+        first = min(silent, key=_exit_time)
+        return _of_rank(attempt, first, "exit", f"exit code {_exit_code(first)} without an exception")
+    if hung_for is not None:
+        return _hang(attempt, ranks, hung_for)
+    if lost:
+        first = min(lost, key=_failure_time)
+        return _of_rank(attempt, first, "peer", f"{_exception(first)} (no rank failed before it)")
+    return Cause("agent", None, None, None, agent or "the agent ended without a word", None)
+
+
+def _of_rank(attempt: Attempt, record: RankRecord, kind: str, detail: str) -> Cause:
+    return Cause(kind, record.rank, record.stage, record.step, detail, str(attempt.rank_output(record.rank)))
+
+
+def _lost_peer(failure: dict[str, Any]) -> bool:
+    return failure["type"] in PEER_TYPES or PEER_MESSAGE.search(failure["message"]) is not None
+
+
+def _exception(record: RankRecord) -> str:
+    failure = record.failure or {"type": "unknown error", "message": ""}
+    return f"{failure['type']}: {failure['message']}".strip().removesuffix(":")
+
+
+def _blamed(record: RankRecord, ranks: Sequence[RankRecord]) -> RankRecord:
+    """The rank whose error `record` passes on, or itself."""
+    match = OTHER_RANKS.search((record.failure or {}).get("message", ""))
+    return ranks[int(match[1])] if match and ranks[int(match[1])].failure else record
+
+
+def _signal(record: RankRecord) -> str | None:
+    """The signal that killed the rank, unless the agent sent it because another rank had failed."""
+    return record.exit["signal"] if record.exit is not None and not record.exit["killed"] else None
+
+
+def _exit_code(record: RankRecord) -> int:
+    return (record.exit["code"] or 0) if record.exit is not None else 0
+
+
+def _exit_time(record: RankRecord) -> float:
+    return record.exit["time"] if record.exit is not None else 0.0
+
+
+def _failure_time(record: RankRecord) -> float:
+    return record.failure["time"] if record.failure is not None else 0.0
+
+
+def _hang(attempt: Attempt, ranks: Sequence[RankRecord], seconds: float) -> Cause:
+    files = {record.rank: attempt.rank_stack(record.rank) for record in ranks}
+    stacks = {rank: innermost(file.read_text()) for rank, file in files.items() if file.exists()}
+    culprit = hung_rank([record for record in ranks if record.result is None] or ranks, stacks)
+    frames = stacks.get(culprit.rank)
+    where = f"in {frames[0].text()}" if frames else "and did not answer a request for its stack"
+    cause = _of_rank(attempt, culprit, "hang", f"no progress for {seconds:.0f} s, {where}")
+    return dataclasses.replace(cause, log=str(files[culprit.rank])) if frames else cause
+
+
+def hung_rank(ranks: Sequence[RankRecord], stacks: dict[int, list[Frame]]) -> RankRecord:
+    """The rank that the others wait for: one that gives no stack, else one outside of any collective, else the one
+    that is least advanced and has been silent longest."""
+
+    def order(record: RankRecord) -> tuple[int, int, int, float]:
+        frames = stacks.get(record.rank) or []
+        answered = 0 if not frames else 2 if in_collective(frames) else 1
+        return answered, -1 if record.step is None else record.step, STAGES.index(record.stage), -record.idle
+
+    return min(ranks, key=order)
+
+
+def in_collective(frames: list[Frame]) -> bool:
+    """True if a stack (innermost frame first) ends in a call that waits for other ranks."""
+    return any(COLLECTIVE.search(frame.file) for frame in frames[:INNERMOST])
+
+
+def innermost(dump: str) -> list[Frame]:
+    """The frames of the main thread in a stack dump of faulthandler, innermost first; empty if there is none."""
+    threads = re.split(r"\n(?=Thread |Current thread )", dump)
+    current = [thread for thread in threads if thread.startswith("Current thread")] or threads[-1:]
+    return [Frame(match["file"], int(match["line"]), match["function"]) for match in FRAME.finditer(current[0])]

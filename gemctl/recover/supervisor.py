@@ -1,0 +1,288 @@
+"""The one supervisor of a run: starts its attempts, follows them, says why one failed, and starts the next.
+
+    gemctl train …        # runs it, in the foreground
+
+It decides from the attempt's own records (gemctl/recover/records.py): a rank that has died, a stage without a sign for
+`recover.watchdog` seconds, an agent that has gone. The first Ctrl-C or SIGTERM files a stop request, which the ranks
+agree on at the end of their step; a second one ends everything at once.
+"""
+
+import contextlib
+import dataclasses
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from gemctl.config.schema import RecoverConfig
+from gemctl.errors import GemctlError, Interrupted
+from gemctl.recover.cause import Cause, root_cause
+from gemctl.recover.records import Records
+from gemctl.run import requests
+from gemctl.run.attempt import Attempt, Base, claim
+from gemctl.run.directory import RunDir
+from gemctl.run.files import JsonLog
+from gemctl.run.manifest import checkpoints, newest_verified
+
+POLL = 0.02
+AGENT_POLL = 0.2
+KILL_GRACE = 3.0  # seconds an agent has to kill its ranks and say so before it is killed itself
+FAIL_GRACE = 3.0  # seconds between a rank's own failure and its end
+
+
+class Agents(Protocol):
+    """What a launcher offers: the agents that serve the attempts of one run."""
+
+    def start(self, attempt: Attempt) -> None: ...
+    def submit(self, attempt: Attempt) -> None: ...
+    def running(self) -> bool: ...
+    def kill(self) -> list[int]: ...
+
+
+class Follower(Protocol):
+    """What shows a run while it goes on."""
+
+    def note(self, text: str) -> None: ...
+    def follow(self, attempt: Attempt) -> None: ...
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What an attempt runs: its config.yaml and plan.json as text, and the ranks that the plan is for."""
+
+    config: str
+    plan: str
+    nodes: int
+    ranks_per_node: int
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A run that came to its end. `steps`: steps done in all; `checkpoint`: the newest published one's folder."""
+
+    run: str
+    attempt: int
+    outcome: Literal["finished", "stopped"]
+    steps: int
+    checkpoint: str | None
+    seconds: float
+
+
+@dataclass(frozen=True)
+class _End:
+    outcome: Literal["finished", "stopped", "failed", "killed"]
+    step: int | None
+    cause: Cause | None = None
+
+
+class RunFailed(GemctlError):
+    """The run failed and no budget is left; `cause` is the root cause of its last attempt."""
+
+    def __init__(self, message: str, cause: Cause) -> None:
+        super().__init__(message)
+        self.cause = cause
+
+
+def run_attempts(
+    run: RunDir, number: int, prepared: Prepared, recover: RecoverConfig, agents: Agents, follower: Follower
+) -> RunResult:
+    """Runs attempt `number` of the run, and others after failures as the budgets allow.
+
+    Returns when the run has finished. Raises RunFailed, or Interrupted when it was stopped.
+    """
+    return _Supervisor(run, prepared, recover, agents, follower).run_from(number)
+
+
+class _Supervisor:
+    def __init__(
+        self, run: RunDir, prepared: Prepared, recover: RecoverConfig, agents: Agents, follower: Follower
+    ) -> None:
+        self.run, self.prepared, self.recover, self.agents, self.follower = run, prepared, recover, agents, follower
+        self.interrupts = 0
+        self.log = JsonLog(run.supervisor_log)
+        self.started = time.monotonic()
+
+    def run_from(self, number: int) -> RunResult:
+        spent = 0
+        with _interrupts(self._interrupted):
+            try:
+                attempt = self._start(number, owner=None)
+                while True:
+                    end = self._follow(attempt)
+                    again = end.outcome == "failed" and self._may_retry(attempt, spent)
+                    if not again:
+                        self._kill_all()
+                    self._record(attempt, end)
+                    if not again:
+                        return self._result(attempt, end)
+                    spent += 1
+                    self._say_again(end, spent)
+                    attempt = self._start(attempt.number + 1, owner=attempt.claim().owner)
+            finally:
+                self._kill_all()
+
+    def _start(self, number: int, owner: str | None) -> Attempt:
+        """Takes the run with a new attempt, and hands it to the agents that live or to new ones."""
+        attempt = claim(
+            self.run.path,
+            number,
+            nodes=self.prepared.nodes,
+            ranks_per_node=self.prepared.ranks_per_node,
+            heartbeat=self.recover.heartbeat,
+            owner=owner,
+        )
+        if owner is None or not self.agents.running():
+            self.agents.start(attempt)  # it imports while the rest is made ready
+        attempt.config.write_text(self.prepared.config)
+        attempt.plan.write_text(self.prepared.plan)
+        base = self._base()
+        attempt.write_base(base)
+        self.log.write({"event": "attempt", "attempt": number, "time": time.time(), **dataclasses.asdict(base)})
+        self.agents.submit(attempt)
+        return attempt
+
+    def _base(self) -> Base:
+        checkpoint, refused = newest_verified(self.run)
+        for reason in refused:
+            self.follower.note(f"checkpoint passed over: {reason}")
+        if checkpoint is None:
+            return Base(None, 0)
+        return Base(checkpoint.path.name, checkpoint.step)
+
+    def _follow(self, attempt: Attempt) -> _End:
+        """Waits for the attempt's end; whatever has to be killed is killed when this returns."""
+        records = Records(attempt)
+        stopping = False
+        agent_seen = time.monotonic()
+        while True:
+            records.update()
+            self.follower.follow(attempt)
+            if records.ended:
+                return self._judge(attempt, records, None)
+            if self.interrupts > 1:
+                return self._kill("killed", records)
+            if not records.trained and self._stop_wanted(attempt):
+                return self._kill("stopped", records)  # nothing that a save could keep
+            if self.interrupts == 1 and not stopping:
+                stopping = True
+                requests.file(self.run, "stop")
+                self.follower.note("stopping: the ranks save at the end of this step (Ctrl-C again ends them at once)")
+            if records.stalled(self.recover.watchdog):
+                return self._end_ranks(attempt, records, self.recover.watchdog)
+            if _lingering(records):
+                return self._end_ranks(attempt, records, None)
+            if time.monotonic() - agent_seen > AGENT_POLL:
+                agent_seen = time.monotonic()
+                if not self.agents.running():
+                    return self._without_agent(attempt, records)
+            time.sleep(POLL)
+
+    def _judge(self, attempt: Attempt, records: Records, hung_for: float | None) -> _End:
+        if records.ended and all(records.ended_agents.values()):
+            stopped = any(record.result == "stopped" for record in records.ranks)
+            return _End("stopped" if stopped else "finished", records.step())
+        cause = root_cause(attempt, records.ranks, hung_for, records.agent_error)
+        return _End("failed", cause.step if cause.step is not None else records.step(), cause)
+
+    def _end_ranks(self, attempt: Attempt, records: Records, hung_for: float | None) -> _End:
+        """Has the agents dump the ranks' stacks and kill them."""
+        attempt.order_kill("hang" if hung_for is not None else "a rank failed and did not end")
+        deadline = time.monotonic() + KILL_GRACE
+        while not records.ended and time.monotonic() < deadline:
+            time.sleep(POLL)
+            records.update()
+        if not records.ended:
+            self._kill_all()
+        return self._judge(attempt, records, hung_for)
+
+    def _without_agent(self, attempt: Attempt, records: Records) -> _End:
+        self._kill_all()
+        records.update()
+        return self._judge(attempt, records, None)
+
+    def _kill(self, outcome: Literal["stopped", "killed"], records: Records) -> _End:
+        self._kill_all()
+        return _End(outcome, records.step())
+
+    def _kill_all(self) -> None:
+        left = self.agents.kill()
+        if left:
+            self.follower.note(f"processes that SIGKILL did not end: {', '.join(map(str, left))}")
+
+    def _stop_wanted(self, attempt: Attempt) -> bool:
+        return self.interrupts > 0 or any(wish.kind == "stop" for wish in requests.pending(self.run, attempt))
+
+    def _may_retry(self, attempt: Attempt, spent: int) -> bool:
+        """A crash is tried again within its budget; one before the first step would only come again."""
+        records = Records(attempt)
+        records.update()
+        return records.trained and spent < self.recover.budgets.crash and not self._stop_wanted(attempt)
+
+    def _record(self, attempt: Attempt, end: _End) -> None:
+        facts: dict[str, Any] = {"step": end.step}
+        if end.cause is not None:
+            facts["cause"] = {**dataclasses.asdict(end.cause), "text": end.cause.text()}
+        attempt.write_end(end.outcome, **facts)
+        self.log.write(
+            {"event": "end", "attempt": attempt.number, "outcome": end.outcome, "time": time.time(), **facts}
+        )
+
+    def _say_again(self, end: _End, spent: int) -> None:
+        budget = self.recover.budgets.crash
+        self.log.write({"event": "budget", "kind": "crash", "spent": spent, "of": budget, "time": time.time()})
+        cause = end.cause.text() if end.cause is not None else "it failed"
+        self.follower.note(f"{cause}; trying again ({spent} of recover.budgets.crash={budget})")
+
+    def _result(self, attempt: Attempt, end: _End) -> RunResult:
+        checkpoint = next((found for found in checkpoints(self.run) if found.flaw is None), None)
+        saved = "no checkpoint: from the start" if checkpoint is None else f"from step {checkpoint.step}"
+        hint = f"go on ({saved}): gemctl resume {reference(self.run)}"
+        if end.outcome == "failed" and end.cause is not None:
+            log = f"\nlog: {_short(Path(end.cause.log))}" if end.cause.log else ""
+            raise RunFailed(f"run {self.run.run_id} failed: {end.cause.text()}{log}\n{hint}", end.cause)
+        if end.outcome == "killed":
+            raise Interrupted(f"run {self.run.run_id} was ended at once\n{hint}")
+        if self.interrupts:
+            done = "before its first step" if end.step is None else f"at step {end.step}, saved"
+            raise Interrupted(f"run {self.run.run_id} stopped {done}\n{hint}")
+        return RunResult(
+            run=str(self.run.path),
+            attempt=attempt.number,
+            outcome="stopped" if end.outcome == "stopped" else "finished",
+            steps=end.step or 0,
+            checkpoint=None if checkpoint is None else str(checkpoint.path),
+            seconds=time.monotonic() - self.started,
+        )
+
+    def _interrupted(self) -> None:
+        self.interrupts += 1
+
+
+@contextlib.contextmanager
+def _interrupts(count: Callable[[], None]) -> Iterator[None]:
+    """Within it, Ctrl-C and SIGTERM only call `count`."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, lambda *_: count()) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+def _lingering(records: Records) -> bool:
+    """True if a rank has said that it failed and yet does not end."""
+    return any(record.failure and not record.ended and record.idle > FAIL_GRACE for record in records.ranks)
+
+
+def reference(run: RunDir) -> str:
+    """How a user names the run from where they are: its id if it lies below ./runs, else its path."""
+    return run.run_id if run.path.parent.parent == Path("runs").absolute() else _short(run.path)
+
+
+def _short(path: Path) -> str:
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith("..") else relative

@@ -1,0 +1,72 @@
+"""Runs and their attempts as tables."""
+
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.table import Table
+
+    from gemctl.commands.stop import StopFiled
+    from gemctl.recover.supervisor import RunResult
+    from gemctl.run.status import AttemptStatus, RunList, RunStatus
+
+
+def run_list(value: "RunList") -> "Table | str":
+    """One line a run, newest last."""
+    from rich.table import Table
+
+    if not value.runs:
+        return f"no runs below {value.root}"
+    table = Table("run", "name", "state", "started", "attempts", "step", "checkpoint", box=None, header_style="bold")
+    for run in value.runs:
+        last = run.attempts[-1] if run.attempts else None
+        step = "–" if last is None or last.step is None else str(last.step)
+        saved = "–" if run.checkpoint_step is None else f"step {run.checkpoint_step}"
+        table.add_row(run.run_id, run.name, run.state, _time(run.created), str(len(run.attempts)), step, saved)
+    return table
+
+
+def run_status(value: "RunStatus") -> "Group":
+    """One run: where it is, and each of its attempts."""
+    from rich.console import Group
+    from rich.table import Table
+
+    table = Table(
+        "attempt", "state", "host", "started", "from step", "stage", "step", "last beat", box=None, header_style="bold"
+    )
+    for attempt in value.attempts:
+        table.add_row(*_row(attempt))
+    causes = [f"attempt {attempt.attempt}: {attempt.cause}" for attempt in value.attempts if attempt.cause]
+    saved = "none" if value.checkpoint is None else f"{value.checkpoint} ({value.checkpoint_step} steps)"
+    head = f"{value.run_id} ({value.name}): {value.state}\n{value.path}\nnewest checkpoint: {saved}"
+    return Group(head, table, *causes)
+
+
+def _row(attempt: "AttemptStatus") -> list[str]:
+    beat = "–" if attempt.beat_age is None else f"{attempt.beat_age:.1f} s ago"
+    started = "–" if attempt.started is None else _time(attempt.started)
+    numbers = [None if number is None else str(number) for number in (attempt.base_step, attempt.step)]
+    return [
+        str(attempt.attempt),
+        attempt.state,
+        attempt.host or "–",
+        started,
+        numbers[0] or "–",
+        attempt.stage or "–",
+        numbers[1] or "–",
+        beat,
+    ]
+
+
+def stop_filed(value: "StopFiled") -> str:
+    return f"asked attempt {value.attempt} of {value.run} to save and stop (request {value.request})"
+
+
+def run_result(value: "RunResult") -> str:
+    saved = f"\ncheckpoint: {value.checkpoint}" if value.checkpoint else ""
+    return f"{value.outcome} after {value.steps} steps, {value.seconds:.1f} s\nrun: {value.run}{saved}"
+
+
+def _time(seconds: float) -> str:
+    return f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M:%S}"

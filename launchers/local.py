@@ -1,0 +1,90 @@
+"""Agents on this machine, started through TorchX's local scheduler.
+
+    gemctl train launcher.ranks_per_node=4 …
+
+TorchX starts the agent in a session of its own, so a Ctrl-C in the terminal does not reach it or the ranks: what it
+means is the supervisor's to decide.
+"""
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+from gemctl.config.schema import LauncherConfig
+from gemctl.errors import InputError
+from gemctl.launchers.request import request, to_json
+from gemctl.run.attempt import Attempt
+from gemctl.run.directory import RunDir
+from gemctl.run.files import create_json, read_log
+from gemctl.run.process import running, wait_until_gone
+
+SESSION = "gemctl"
+SCHEDULER = "local_cwd"
+KILL_SECONDS = 3.0
+
+
+class LocalAgents:
+    """The agent that serves a run's attempts on this machine; `start` before anything else."""
+
+    def __init__(self, run: RunDir, launcher: LauncherConfig) -> None:
+        if launcher.nodes != 1:
+            raise InputError(
+                f"launcher.nodes={launcher.nodes}: launcher.kind=local starts ranks on this machine alone; "
+                f"set launcher.nodes=1 and launcher.ranks_per_node={launcher.nodes * launcher.ranks_per_node}"
+            )
+        from torchx.runner import Runner
+        from torchx.schedulers.local_scheduler import create_scheduler
+
+        self._run, self._launcher = run, launcher
+        self._runner = Runner(SESSION, {SCHEDULER: create_scheduler})
+        self._handle = ""
+        self._first: Attempt | None = None
+
+    def start(self, attempt: Attempt) -> None:
+        """Starts an agent that begins with `attempt`; it imports, then waits for the attempt's request.json."""
+        app = request(self._run.path, attempt.number, self._launcher)
+        with _handlers_kept():
+            info = self._runner.dryrun(app, SCHEDULER, {"log_dir": str(attempt.logs / "torchx")})
+        self._handle, self._first = self._runner.schedule(info), attempt
+
+    def submit(self, attempt: Attempt) -> None:
+        """Tells the agent that all files of `attempt` are there."""
+        create_json(attempt.request, to_json(request(self._run.path, attempt.number, self._launcher)))
+
+    def running(self) -> bool:
+        """False once the agent's process has ended."""
+        status = self._runner.status(self._handle)
+        return status is not None and not status.is_terminal()
+
+    def kill(self) -> list[int]:
+        """Kills the agent and its ranks and waits for their ends; returns the processes that are still there."""
+        if self._first is None:
+            return []
+        served = [attempt for attempt in self._run.attempts() if attempt.number >= self._first.number]
+        lines = [line for attempt in served for line in read_log(attempt.agent_log(0))]
+        agents = {line["pid"] for line in lines if line["event"] == "agent"}
+        for pid in filter(running, agents):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+        self._runner.cancel(self._handle)  # one that has not yet said its number dies of TorchX's SIGTERM
+        self._first = None
+        ranks = {line["pid"] for line in lines if line["event"] == "rank"}
+        return wait_until_gone([*agents, *ranks], KILL_SECONDS)
+
+
+@contextlib.contextmanager
+def _handlers_kept() -> Iterator[None]:
+    """TorchX's local scheduler takes SIGTERM and SIGINT when it is made; this gives them back."""
+    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
+
+
+def agent_output(attempt: Attempt) -> list[Path]:
+    """What agents wrote to stdout and stderr in the attempt that they began with."""
+    return sorted((attempt.logs / "torchx").glob(f"{SESSION}/*/*/*/std*.log"))
