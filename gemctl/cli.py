@@ -118,7 +118,7 @@ def _dispatch(words: list[str]) -> int:
         from gemctl.render.show import show
 
         show(value, as_json=args.json)
-    return 0
+    return int(getattr(value, "exit_code", 0))
 
 
 def _parse(parser: Parser, words: list[str]) -> argparse.Namespace:

@@ -19,6 +19,12 @@ from typing import Any
 RENDERERS = {
     "gemctl.config.schema.Config": "gemctl.render.config:config",
     "gemctl.commands.config.Exported": "gemctl.render.config:exported",
+    "gemctl.commands.checkpoint.Listing": "gemctl.render.checkpoint:listing",
+    "gemctl.commands.checkpoint.Verified": "gemctl.render.checkpoint:verified",
+    "gemctl.run.difference.Comparison": "gemctl.render.checkpoint:comparison",
+    "gemctl.run.report.Report": "gemctl.render.report:report",
+    "gemctl.run.compare.Diff": "gemctl.render.report:diff",
+    "gemctl.run.scores.Evaluation": "gemctl.render.eval:evaluation",
     "gemctl.commands.train.DryRun": "gemctl.render.train:dry_run",
 }
 

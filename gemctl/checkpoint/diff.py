@@ -1,0 +1,106 @@
+"""Sets two checkpoints side by side, tensor by tensor: keys, shapes, dtypes, every bit of every value, position.
+
+    python -m gemctl.checkpoint.diff A B      # two checkpoint folders; a JSON object on stdout
+
+`gemctl checkpoint diff` runs this in a process of its own, as the command line loads no torch. Objects are read whole
+and one after the other, so it needs room for the largest one twice. Worlds and shardings may differ.
+"""
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from gemctl.checkpoint.load import read_object
+from gemctl.checkpoint.storage import Reader
+from gemctl.errors import GemctlError
+from gemctl.run.difference import Comparison, Difference
+from gemctl.run.manifest import Manifest, StoredObject, read
+
+BLOCK = 1 << 22  # elements compared at a time: bounds the float64 copies
+
+
+def compare(a: Path, b: Path) -> Comparison:
+    """Every difference between the checkpoints in folders `a` and `b`; `Difference` says what counts as one."""
+    first, second = read(a), read(b)
+    readers = Reader(a, set(first.files)), Reader(b, set(second.files))
+    keys = sorted(first.objects.keys() | second.objects.keys())
+    found, compared = _positions(first, second), 0
+    for key in keys:
+        difference = _described(key, first.objects.get(key), second.objects.get(key))
+        if difference is None:
+            compared += 1
+            shape, dtype = first.objects[key].shape, getattr(torch, first.objects[key].dtype)
+            left, right = (_read(reader, key, shape, dtype) for reader in readers)
+            difference = compare_values(key, left, right)
+        if difference is not None:
+            found.append(difference)
+    return Comparison(str(a), str(b), first.step, second.step, len(keys), compared, found)
+
+
+def _positions(first: Manifest, second: Manifest) -> list[Difference]:
+    a = {"step": first.step, "seed": first.facts.seed, **first.position}
+    b = {"step": second.step, "seed": second.facts.seed, **second.position}
+    missing = object()
+    return [
+        Difference(f"position.{key}", "value", str(a.get(key, "–")), str(b.get(key, "–")))
+        for key in sorted(a.keys() | b.keys())
+        if a.get(key, missing) != b.get(key, missing)
+    ]
+
+
+def _described(key: str, a: StoredObject | None, b: StoredObject | None) -> Difference | None:
+    if a is None or b is None:
+        return Difference(key, "missing in A" if a is None else "missing in B")
+    if a.shape != b.shape:
+        return Difference(key, "shape", str(a.shape), str(b.shape))
+    if a.dtype != b.dtype:
+        return Difference(key, "dtype", a.dtype, b.dtype)
+    return None
+
+
+def _read(reader: Reader, key: str, shape: list[int], dtype: torch.dtype) -> Tensor:
+    target = torch.empty(shape, dtype=dtype)
+    read_object(reader, key, target)
+    return target
+
+
+def compare_values(key: str, a: Tensor, b: Tensor) -> Difference | None:
+    """None if the two contiguous tensors of one shape and dtype are the same bit for bit."""
+    elements, distance, size = 0, torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+    for left, right in zip(a.view(-1).split(BLOCK), b.view(-1).split(BLOCK), strict=True):
+        unequal = (_bits(left) != _bits(right)).any(1)
+        elements += int(unequal.sum())
+        # Only where bits differ, else inf − inf makes a NaN.
+        distance = torch.maximum(distance, _largest(left[unequal].double() - right[unequal].double()))
+        size = torch.maximum(size, _largest(left.double()))
+    if elements == 0:
+        return None
+    relative = distance / size if size > 0 else torch.where(distance > 0, torch.inf, distance)
+    return Difference(key, "value", elements=elements, max_abs=float(distance), max_rel=float(relative))
+
+
+def _bits(values: Tensor) -> Tensor:
+    return values.view(-1, 1).view(torch.uint8)
+
+
+def _largest(values: Tensor) -> Tensor:
+    return values.abs().max() if values.numel() else torch.zeros((), dtype=torch.float64)
+
+
+def main(arguments: list[str]) -> int:
+    """Writes the comparison, or {"error": [lines]}, as JSON."""
+    try:
+        value = compare(Path(arguments[0]), Path(arguments[1]))
+    except GemctlError as error:
+        sys.stdout.write(json.dumps({"error": str(error).splitlines()}))
+        return error.exit_code
+    sys.stdout.write(json.dumps(asdict(value)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
