@@ -18,7 +18,7 @@ import torch.distributed as dist
 from gemctl import env
 from gemctl.checkpoint.load import load
 from gemctl.checkpoint.save import Saver
-from gemctl.cluster.host import usable_cores
+from gemctl.cluster.host import this_host
 from gemctl.config.compose import from_yaml
 from gemctl.config.schema import Config
 from gemctl.data.batch import Batch
@@ -89,7 +89,7 @@ class Worker:
         return result
 
     def _join_world(self) -> None:
-        torch.set_num_threads(max(1, usable_cores() // env.local_world_size()))
+        torch.set_num_threads(max(1, this_host(gpus=False).cores // env.local_world_size()))
         if self.device.type == "cuda":
             self.device = torch.device("cuda", env.local_rank())
             torch.cuda.set_device(self.device)
