@@ -109,11 +109,12 @@ def _list(column: Any) -> tuple[np.ndarray, Any]:
 
 
 def _dense(column: Any, spec: DenseSpec) -> np.ndarray:
-    """float32; null and NaN become 0."""
-    values = column.cast(pa.float64()).fill_null(0.0).to_numpy(zero_copy_only=False)
-    values = np.where(np.isnan(values), 0.0, values)
+    """float32; null and NaN become 0, what float32 can't hold infinite."""
+    kind = column.type if pa.types.is_float32(column.type) else pa.float64()
+    values = column.cast(kind).to_numpy(zero_copy_only=False)
+    values = np.nan_to_num(values, copy=True, posinf=np.inf, neginf=-np.inf)
     if spec.log:
-        values = np.sign(values) * np.log1p(np.abs(values))
+        values = np.copysign(np.log1p(np.abs(values)), values)
     with np.errstate(over="ignore"):
         return values.astype(np.float32)
 
@@ -191,6 +192,8 @@ def _ages(
 
 def _any(flags: np.ndarray, offsets: np.ndarray) -> np.ndarray:
     """bool [B]: whether any of a row's values is flagged."""
+    if not flags.any():
+        return np.zeros(offsets.size - 1, bool)
     counts = np.concatenate([[0], np.cumsum(flags)])
     return counts[offsets[1:]] > counts[offsets[:-1]]
 

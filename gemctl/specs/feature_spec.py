@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +60,10 @@ def _parse_yaml(text: str, source: str) -> tuple[Any, Lines, list[str]]:
     """Plain data, the line of every key and item, and what YAML itself finds wrong (double keys too)."""
     import yaml
 
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)
     try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-        data = yaml.safe_load(text)
+        root = loader.get_single_node()
+        data = loader.construct_document(root) if root is not None else None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = mark.line + 1 if mark else 1
@@ -88,13 +90,20 @@ def _parse_yaml(text: str, source: str) -> tuple[Any, Lines, list[str]]:
 
 
 def _validate(data: dict[str, Any], source: str, lines: Lines) -> tuple[FeatureSpec | None, list[str]]:
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import ValidationError
 
     try:
         # through JSON: only there does strict mode take mappings for dataclasses
-        return TypeAdapter(FeatureSpec).validate_json(json.dumps(data, default=str), strict=True), []
+        return _adapter().validate_json(json.dumps(data, default=str), strict=True), []
     except ValidationError as error:
         return None, [_explain(problem, source, lines) for problem in error.errors()]
+
+
+@cache
+def _adapter() -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(FeatureSpec)
 
 
 def _explain(problem: Mapping[str, Any], source: str, lines: Lines) -> str:
