@@ -1,16 +1,28 @@
-"""What `gemctl train` and `gemctl resume` share: from a checked configuration and its plan to a run that has ended."""
+"""What `gemctl train` and `gemctl resume` share: from a checked configuration to a run that has ended."""
 
 from typing import TYPE_CHECKING
+
+from gemctl.commands.configured import planned
 
 if TYPE_CHECKING:
     from gemctl.config.schema import Config
     from gemctl.plan.build import Plan
-    from gemctl.recover.supervisor import Follower, RunResult
+    from gemctl.recover.supervisor import RunResult
     from gemctl.run.directory import RunDir
 
 
-def launch(run: "RunDir", number: int, config: "Config", plan: "Plan", follower: "Follower") -> "RunResult":
-    """Runs attempt `number` of `run`, and more after failures, in the foreground.
+def checked_plan(config: "Config") -> "Plan":
+    """The plan of a configuration that can be launched. Raises InputError, or DoesNotFit."""
+    from gemctl.plan.build import check_fits, check_trainable
+
+    plan = planned(config)
+    check_trainable(plan)
+    check_fits(plan)
+    return plan
+
+
+def launch(run: "RunDir", number: int, config: "Config", plan: "Plan") -> "RunResult":
+    """Runs attempt `number` of `run`, and more after failures, in the foreground, with its progress on stderr.
 
     Raises RunFailed with the root cause, or Interrupted with the command that goes on.
     """
@@ -18,7 +30,10 @@ def launch(run: "RunDir", number: int, config: "Config", plan: "Plan", follower:
     from gemctl.launchers.local import LocalAgents
     from gemctl.plan.build import to_json
     from gemctl.recover.supervisor import Prepared, run_attempts
+    from gemctl.render.progress import Progress
 
     launcher = config.launcher
     prepared = Prepared(to_yaml(config), to_json(plan), launcher.nodes, launcher.ranks_per_node)
-    return run_attempts(run, number, prepared, config.recover, LocalAgents(run, launcher), follower)
+    agents = LocalAgents(run, launcher)
+    with Progress(steps=config.train.steps) as progress:
+        return run_attempts(run, number, prepared, config.recover, agents, progress)

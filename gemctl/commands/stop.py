@@ -4,20 +4,14 @@ gemctl stop RUN
 """
 
 import argparse
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from gemctl.errors import InputError
 
+if TYPE_CHECKING:
+    from gemctl.run.requests import StopFiled
+
 HELP = "Ask a run to save and end."
-
-
-@dataclass
-class StopFiled:
-    """A stop request that was filed."""
-
-    run: str
-    attempt: int
-    request: int
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +19,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--root", default="runs", metavar="DIR", help="where run directories lie (default: runs)")
 
 
-def run(args: argparse.Namespace) -> StopFiled:
+def run(args: argparse.Namespace) -> "StopFiled":
     from gemctl.run import requests
     from gemctl.run.attempt import watch_beat
     from gemctl.run.directory import find
@@ -34,4 +28,4 @@ def run(args: argparse.Namespace) -> StopFiled:
     attempt = target.last_attempt()
     if attempt is None or watch_beat(attempt) is None:
         raise InputError(f"{target.run_id}: does not run, so there is nothing to stop (see gemctl status {args.run})")
-    return StopFiled(str(target.path), attempt.number, requests.file(target, "stop").number)
+    return requests.StopFiled(str(target.path), attempt.number, requests.file(target, "stop").number)

@@ -25,6 +25,10 @@ RENDERERS = {
     "gemctl.run.report.Report": "gemctl.render.report:report",
     "gemctl.run.compare.Diff": "gemctl.render.report:diff",
     "gemctl.run.scores.Evaluation": "gemctl.render.eval:evaluation",
+    "gemctl.recover.supervisor.RunResult": "gemctl.render.status:run_result",
+    "gemctl.run.requests.StopFiled": "gemctl.render.status:stop_filed",
+    "gemctl.run.status.RunList": "gemctl.render.status:run_list",
+    "gemctl.run.status.RunStatus": "gemctl.render.status:run_status",
     "gemctl.commands.train.DryRun": "gemctl.render.train:dry_run",
 }
 

@@ -7,8 +7,8 @@ if TYPE_CHECKING:
     from rich.console import Group
     from rich.table import Table
 
-    from gemctl.commands.stop import StopFiled
     from gemctl.recover.supervisor import RunResult
+    from gemctl.run.requests import StopFiled
     from gemctl.run.status import AttemptStatus, RunList, RunStatus
 
 

@@ -22,6 +22,15 @@ class Request:
     kind: Kind
 
 
+@dataclass(frozen=True)
+class StopFiled:
+    """A stop request to attempt `attempt` of the run in `run`."""
+
+    run: str
+    attempt: int
+    request: int
+
+
 def file(run: RunDir, kind: Kind) -> Request:
     """Files a request to the run's present attempt; several that file at the same moment get numbers of their own."""
     number = 1
