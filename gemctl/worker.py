@@ -8,6 +8,7 @@ the exception itself goes on to the launcher.
 
 import hashlib
 import socket
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,14 +23,15 @@ from gemctl.cluster.host import this_host
 from gemctl.config.compose import from_yaml
 from gemctl.config.schema import Config
 from gemctl.data.batch import Batch
+from gemctl.errors import GemctlError, InputError
 from gemctl.mesh.groups import HostReport, Mesh, lay
 from gemctl.mesh.topology import Topology, resolve
 from gemctl.parallel.assemble import assemble
 from gemctl.plan.tables import place
-from gemctl.run.attempt import Attempt
+from gemctl.run.attempt import Attempt, Base, Heartbeat, claim, watch_beat
 from gemctl.run.directory import RunDir
 from gemctl.run.files import create_json
-from gemctl.run.manifest import RunFacts
+from gemctl.run.manifest import RunFacts, newest_verified
 from gemctl.run.requests import pending
 from gemctl.run.stages import Stage, StageRecorder
 from gemctl.specs import feature_spec
@@ -55,6 +57,16 @@ def main(run_path: str, attempt: int) -> str:
         raise
 
 
+def init_world(kind: str) -> torch.device:
+    """Joins the world's default process group, NCCL on GPUs and gloo on CPUs; returns this rank's device."""
+    device = torch.device("cuda", env.local_rank()) if kind == "cuda" else torch.device("cpu")
+    if kind == "cuda":
+        torch.cuda.set_device(device)
+    if not dist.is_initialized():
+        dist.init_process_group("nccl" if kind == "cuda" else "gloo", device_id=device if kind == "cuda" else None)
+    return device
+
+
 class Worker:
     """One rank of one attempt."""
 
@@ -63,7 +75,7 @@ class Worker:
         self.rank, self.world = env.rank(), env.world_size()
         self.stages = StageRecorder(attempt, self.rank)
         self.config = from_yaml(attempt.config.read_text(), str(attempt.config))
-        self.device = torch.device(self.config.cluster.device)
+        self.device = torch.device("cpu")
         self.handled = 0
         self.stopping = self.poison = False
 
@@ -90,12 +102,7 @@ class Worker:
 
     def _join_world(self) -> None:
         torch.set_num_threads(max(1, this_host(gpus=False).cores // env.local_world_size()))
-        if self.device.type == "cuda":
-            self.device = torch.device("cuda", env.local_rank())
-            torch.cuda.set_device(self.device)
-            dist.init_process_group("nccl", device_id=self.device)
-        else:
-            dist.init_process_group("gloo")
+        self.device = init_world(self.config.cluster.device)
 
     def _build(self) -> Trainer:
         spec = feature_spec.load(self.config.data.spec)
@@ -171,3 +178,50 @@ def _flops(config: Config, spec: FeatureSpec) -> Callable[[Batch], float]:
 
 def _hash(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def by_hand(run_path: str) -> str:
+    """One rank of an attempt that no agent started: rank 0 takes the run with a new attempt, which goes on with the
+    last one's configuration from the newest verified checkpoint. Raises InputError on a run that beats.
+    """
+    run = RunDir.open(run_path)
+    last = run.last_attempt()
+    if last is None:
+        raise InputError(f"{run_path}: no attempt has left a configuration here; start the run with gemctl train")
+    config = from_yaml(last.config.read_text(), str(last.config))
+    init_world(config.cluster.device)
+    told: list[Any] = [_take_over(run, last, config)] if env.rank() == 0 else [None]
+    dist.broadcast_object_list(told)
+    attempt = run.attempt(told[0])
+    if env.rank() != 0:
+        return main(run_path, attempt.number)
+    with Heartbeat(attempt, config.recover.heartbeat):
+        result = main(run_path, attempt.number)
+        attempt.write_end(result)
+    return result
+
+
+def _take_over(run: RunDir, last: Attempt, config: Config) -> int:
+    age = watch_beat(last)
+    if age is not None:
+        raise InputError(f"{run.run_id}: attempt {last.number} still runs on {last.claim().host}; gemctl stop ends it")
+    local = env.local_world_size()
+    attempt = claim(
+        run.path, last.number + 1,
+        nodes=env.world_size() // local, ranks_per_node=local, heartbeat=config.recover.heartbeat,
+    )  # fmt: skip
+    for file in ("config", "plan"):
+        getattr(attempt, file).write_text(getattr(last, file).read_text())
+    checkpoint, _ = newest_verified(run)
+    attempt.write_base(Base(checkpoint.path.name, checkpoint.step) if checkpoint else Base(None, 0))
+    return attempt.number
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: torchrun … -m gemctl.worker RUN")
+    try:
+        by_hand(sys.argv[1])
+    except GemctlError as error:
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(error.exit_code)
