@@ -18,7 +18,6 @@ from typing import Any
 
 RENDERERS = {
     "gemctl.config.schema.Config": "gemctl.render.config:config",
-    "gemctl.commands.config.Exported": "gemctl.render.config:exported",
     "gemctl.commands.checkpoint.Listing": "gemctl.render.checkpoint:listing",
     "gemctl.commands.checkpoint.Verified": "gemctl.render.checkpoint:verified",
     "gemctl.run.difference.Comparison": "gemctl.render.checkpoint:comparison",
@@ -29,7 +28,7 @@ RENDERERS = {
     "gemctl.run.requests.StopFiled": "gemctl.render.status:stop_filed",
     "gemctl.run.status.RunList": "gemctl.render.status:run_list",
     "gemctl.run.status.RunStatus": "gemctl.render.status:run_status",
-    "gemctl.commands.train.DryRun": "gemctl.render.train:dry_run",
+    "gemctl.launchers.dry_run.DryRun": "gemctl.render.train:dry_run",
 }
 
 

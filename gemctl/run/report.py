@@ -27,7 +27,7 @@ class AttemptReport:
     number: int
     start: float
     end: float | None
-    outcome: str  # finished, stopped, failed, or "no end written" (running, or killed with its supervisor)
+    outcome: str  # finished, stopped, failed, killed, or "no end written" (running, or killed with its supervisor)
     cause: str | None
     host: str
     ranks: int
@@ -163,7 +163,12 @@ def _attempts(journals: list[Journal]) -> list[AttemptReport]:
 
 
 def _cause(end: Line | None) -> str | None:
-    return str(end["cause"]) if end and end.get("cause") else None
+    """What the supervisor found to be the cause, in one line."""
+    cause = end.get("cause") if end else None
+    if cause is None or cause["rank"] is None:
+        return cause and cause["detail"]
+    step = "" if cause["step"] is None else f", step {cause['step']}"
+    return f"rank {cause['rank']}, stage {cause['stage']}{step}: {cause['detail']}"
 
 
 def _planned_steps(journal: Journal) -> int | None:
@@ -219,7 +224,7 @@ def _rank_seconds(journal: Journal, attempt: AttemptReport) -> Iterator[tuple[st
             yield name if keeps_name else "lost_work", mean * line["ranks"]
     if attempt.end is not None:
         after = max(0.0, attempt.end - journal.ledger[-1]["time"]) * attempt.ranks
-        yield "lost_at_failure" if attempt.outcome == "failed" else "close", after
+        yield "close" if attempt.outcome in {"finished", "stopped"} else "lost_at_failure", after
 
 
 def _checkpoints(run: RunDir) -> list[CheckpointReport]:
@@ -242,7 +247,10 @@ def _memory(journal: Journal) -> Memory:
 
 def _planned_bytes(path: Path) -> int | None:
     """Bytes that the plan has on a rank, on the rank that has most."""
-    return int(read_json(path)["total"]) if path.exists() else None
+    if not path.exists():
+        return None
+    heaviest = read_json(path)["classes"]["listed"][0]
+    return int(heaviest["total"])
 
 
 def _unknown_ids(train: list[Line]) -> dict[str, int]:

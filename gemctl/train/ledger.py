@@ -60,6 +60,7 @@ class Ledger:
     def __init__(self, start: float | None = None) -> None:
         """`start`: `time.perf_counter()` value from which time counts; None: the start of this process."""
         now = time.perf_counter()
+        self.start_rss = peak_rss()  # bytes when the ledger was made: interpreter, libraries, pages shared by the fork
         self._start = process_start() if start is None else start
         self._seconds = [0.0] * len(PARTS)
         self._seconds[PARTS.index("import")] = now - self._start

@@ -63,7 +63,6 @@ class TrainLog:
         self._tables = [table.name for table in spec.tables]
         self._metrics = TaskMetrics([label.name for label in spec.labels], device, auc=False)
         self._counters = torch.zeros(len(self._tables) + 4, dtype=torch.float64)
-        self._start_rss = float(peak_rss())
         self._losses: list[float] = []
         self._skipped = 0
         self._first = True
@@ -114,7 +113,7 @@ class TrainLog:
     def _gather(self) -> tuple[Tensor, Tensor]:
         """[world, columns] with every rank's row, and the summed counters; the metrics are summed in place."""
         seconds = self._ledger.take()
-        memory = {"peak_rss": float(peak_rss()), "start_rss": self._start_rss}
+        memory = {"peak_rss": float(peak_rss()), "start_rss": float(self._ledger.start_rss)}
         row = torch.zeros(self._world, len(_ROW), dtype=torch.float64)
         row[self._rank] = torch.tensor([(seconds | memory)[name] for name in _ROW], dtype=torch.float64)
         self._counters[-1] = self.peak or 0.0

@@ -1,0 +1,147 @@
+"""What a run is doing while it goes on, from its files: a live line on a terminal, a plain one now and then elsewhere.
+
+    with Progress(steps=config.train.steps) as progress:
+        progress.follow(attempt)       # again and again, as often as one likes
+
+It writes to standard error, so standard output holds the command's result alone.
+"""
+
+import sys
+import time
+from types import TracebackType
+from typing import IO, Any
+
+from gemctl.render.units import DASH, number, percent, rate
+from gemctl.run.attempt import Attempt
+from gemctl.run.files import LogTail
+
+READ_EVERY = 0.2  # seconds between looks at the files
+PLAIN_EVERY = 15.0  # seconds between plain lines
+DOING = {
+    "start": "joining the ranks",
+    "build": "building the model",
+    "load": "loading the checkpoint",
+    "data": "training",
+    "step": "training",
+    "eval": "evaluating",
+    "save": "saving",
+    "close": "ending",
+}
+
+
+class Progress:
+    """Follows the newest attempt that it is given; `steps`: steps of the whole run."""
+
+    def __init__(self, steps: int, out: IO[str] | None = None) -> None:
+        self.steps = steps
+        self._out = out or sys.stderr
+        self._attempt: int | None = None
+        self._metrics: LogTail | None = None
+        self._stages: LogTail | None = None
+        self._train: list[dict[str, Any]] = []  # the last lines, for speed
+        self._stage = "launching"
+        self._looked = self._said = float("-inf")
+        self._live: Any = None
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def note(self, text: str) -> None:
+        """Shows a line that stays."""
+        if self._live is not None:
+            self._live.console.print(text, markup=False, highlight=False)
+        else:
+            self._print(text)
+
+    def follow(self, attempt: Attempt) -> None:
+        """Looks at what the attempt has written since the last look, and shows it."""
+        now = time.monotonic()
+        if now - self._looked < READ_EVERY:
+            return
+        self._looked = now
+        self._read(attempt)
+        if self._out.isatty():
+            self._show_live()
+        elif now - self._said >= PLAIN_EVERY:
+            self._said = now
+            self._print(self.line())
+
+    def close(self) -> None:
+        """Shows the last state and leaves the terminal as it was."""
+        if self._live is not None:
+            self._live.update(self.line(), refresh=True)
+            self._live.stop()
+            self._live = None
+        elif self._attempt is not None:
+            self._print(self.line())
+
+    def line(self) -> str:
+        """The present state in one line."""
+        start = f"attempt {self._attempt}, " if self._attempt and self._attempt > 1 else ""
+        if not self._train:
+            return f"{start}{self._stage}"
+        last = self._train[-1]
+        nes = ", ".join(f"{task} {number(quality['ne'])}" for task, quality in last["tasks"].items())
+        parts = [
+            f"{start}step {last['step']:,}/{self.steps:,}",
+            f"loss {number(last['loss'])}",
+            f"NE {nes}",
+            f"{rate(last['examples_per_s'])} examples/s",
+            f"{rate(last['tokens_per_s'])} tokens/s",
+            f"effective MFU {percent(last['effective_mfu'])}",
+            f"{_clock(self._left())} left",
+        ]
+        return "  ".join([*parts, self._stage] if self._stage not in {"training", "launching"} else parts)
+
+    def _read(self, attempt: Attempt) -> None:
+        if attempt.number != self._attempt:
+            self._attempt, self._train, self._stage = attempt.number, [], "launching"
+            self._metrics, self._stages = LogTail(attempt.metrics), LogTail(attempt.rank_log(0))
+        if self._metrics is None or self._stages is None:
+            return
+        self._train = [*self._train, *(line for line in self._metrics.new() if line["kind"] == "train")][-5:]
+        for event in self._stages.new():
+            self._stage = DOING.get(event["stage"], event["stage"])
+
+    def _left(self) -> float | None:
+        """Seconds to the last step, at the pace of the last lines."""
+        if len(self._train) < 2:
+            return None
+        first, last = self._train[0], self._train[-1]
+        done = last["step"] - first["step"]
+        return (last["time"] - first["time"]) / done * (self.steps - last["step"]) if done > 0 else None
+
+    def _show_live(self) -> None:
+        if self._live is None:
+            from rich.console import Console
+            from rich.live import Live
+
+            self._live = Live(console=Console(file=self._out), auto_refresh=False)
+            self._live.start()
+        self._live.update(self._bar(), refresh=True)
+
+    def _bar(self) -> Any:
+        from rich.console import Group
+        from rich.progress_bar import ProgressBar
+        from rich.text import Text
+
+        done = self._train[-1]["step"] if self._train else 0
+        return Group(ProgressBar(total=self.steps, completed=done, width=60), Text(self.line()))
+
+    def _print(self, text: str) -> None:
+        self._out.write(text + "\n")
+        self._out.flush()
+
+
+def _clock(seconds: float | None) -> str:
+    """1:02:03, 2:03."""
+    if seconds is None:
+        return DASH
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,0 +1,232 @@
+"""The report joins attempts, accounts for every rank-second, and says the same in the terminal, as JSON and as HTML."""
+
+import html
+import io
+import json
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gemctl.config.compose import to_yaml
+from gemctl.config.schema import Config, DataConfig, TrainConfig
+from gemctl.errors import InputError
+from gemctl.render.page import report_html
+from gemctl.render.progress import Progress
+from gemctl.render.show import plain, rendered
+from gemctl.run.attempt import Attempt, Base, claim
+from gemctl.run.compare import compare
+from gemctl.run.directory import RunDir
+from gemctl.run.files import JsonLog, create_json
+from gemctl.run.manifest import Manifest, RunFacts, describe_file, publish
+from gemctl.run.report import build
+
+PARTS = ("import", "process_group", "build", "load", "first_batch", "first_step")
+RANKS = 4
+
+
+def train_line(step: int, when: float, seconds: float, **more: Any) -> dict[str, Any]:
+    quality = {"ne": 1 - step / 200, "base_rate": 0.2, "logloss": 0.5, "calibration": 1.0}
+    return {
+        "kind": "train", "step": step, "time": when, "loss": 1 - step / 100, "tasks": {"click": quality},
+        "examples": 1000, "tokens": 20_000, "flops": 4e9, "seconds": seconds, "peak": 4e9, "ranks": RANKS,
+        "examples_per_s": 1000 / seconds, "tokens_per_s": 20_000 / seconds, "effective_mfu": 1 / seconds,
+        "unknown_ids": {"item": 3}, "skipped": 1, "lr": 0.1, "grad_norm": 1.0, **more,
+    }  # fmt: skip
+
+
+def ledger_line(step: int, when: float, parts: dict[str, float], unaccounted: float) -> dict[str, Any]:
+    columns = {name: [seconds, seconds, seconds, 0] for name, seconds in parts.items()}
+    wall = sum(parts.values()) + unaccounted
+    columns["unaccounted"] = [unaccounted] * 3 + [0]
+    memory = {"peak_rss": [300, 400, 500.0 * 2**20, 2], "start_rss": [1, 2, 100.0 * 2**20, 2]}
+    return {"kind": "interval", "step": step, "time": when, "ranks": RANKS, "wall": [wall] * 3 + [0], "parts": columns,
+            **memory}  # fmt: skip
+
+
+def write_attempt(run: RunDir, number: int, base: int, steps: list[int], end: dict[str, Any] | None) -> Attempt:
+    """Each start takes 2 s to launch and 6 s of stages, each interval 5 s, of them 0.1 s unaccounted."""
+    attempt = claim(run.path, number, nodes=1, ranks_per_node=RANKS, heartbeat=1.0, owner="supervisor")
+    start = 1e9 + 50 * number
+    facts = json.loads(attempt.claim_file.read_text())
+    attempt.claim_file.write_text(json.dumps(facts | {"time": start}))
+    attempt.write_base(Base(None if base == 0 else f"step_{base}.a{number - 1}", base))
+    attempt.config.write_text(to_yaml(Config(data=DataConfig("spec.yaml", "t"), train=TrainConfig(steps=40))))
+    create_json(attempt.plan, {"classes": {"count": 1, "listed": [{"total": 200 * 2**20}]}})
+    now = start + 2
+    metrics, ledger = JsonLog(attempt.metrics), JsonLog(attempt.ledger)
+    for index, step in enumerate(steps):
+        startup = dict.fromkeys(PARTS, 1.0 if index == 0 else 0.0)
+        now += sum(startup.values()) + 5
+        metrics.write(train_line(step, now, 5.0))
+        ledger.write(ledger_line(step, now, startup | {"dense_forward": 3.9, "data_wait": 1.0}, 0.1))
+    if end is not None:
+        create_json(attempt.end_file, {"time": now + 3, **end})
+    return attempt
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    """Attempt 1 fails after step 30, attempt 2 goes on from step 20 to the end at step 40."""
+    run = RunDir.create(str(tmp_path), "demo", ["gemctl", "train", "x=1"])
+    cause = {"kind": "signal", "rank": 2, "stage": "step", "step": 31, "detail": "killed by SIGKILL", "log": None}
+    write_attempt(run, 1, 0, [10, 20, 30], {"outcome": "failed", "step": 31, "cause": cause})
+    second = write_attempt(run, 2, 20, [30, 40], {"outcome": "finished", "step": 40})
+    quality = {"examples": 5000, "base_rate": 0.2, "ne": 0.86, "auc": 0.75, "calibration": 1.01, "best_ne": 0.8,
+               "gap_closed": 0.7}  # fmt: skip
+    JsonLog(second.metrics).write({"kind": "eval", "step": 40, "time": time.time(), "seconds": 2.0, "tasks": {
+        "click": quality, "like": quality | {"best_ne": None, "gap_closed": None, "auc": None}}})  # fmt: skip
+    return run
+
+
+def save(run: RunDir, step: int, attempt: int) -> Path:
+    folder = run.checkpoints / f"step_{step}.a{attempt}"
+    folder.mkdir()
+    (folder / "__0_0.distcp").write_bytes(b"tensors" * 100)
+    facts = RunFacts(1, {"dp_shard": 1}, ["host"], "p", "c", 0, {"dense": "adamw"})
+    files = {"__0_0.distcp": describe_file(folder / "__0_0.distcp")}
+    publish(folder, Manifest(step, attempt, facts, {"step": step}, {}, files))
+    return folder
+
+
+def text(value: Any) -> str:
+    from rich.console import Console
+
+    out = io.StringIO()
+    Console(file=out, width=200).print(rendered(value))
+    return out.getvalue()
+
+
+def test_steps_done_again_are_marked_and_leave_the_curve(run: RunDir) -> None:
+    report = build(run)
+    assert [(line["step"], line["kind"]) for line in report.curve] == [
+        (10, "train"), (20, "train"), (30, "train"), (40, "train"), (40, "eval"),
+    ]  # fmt: skip
+    first, second = report.attempts
+    assert (first.outcome, first.redone, first.last_step) == ("failed", 10, 30)
+    assert (second.outcome, second.redone, second.base_step) == ("finished", 0, 20)
+    assert first.cause == "rank 2, stage step, step 31: killed by SIGKILL"
+    assert report.step == report.steps == 40 and report.skipped == 4 and report.unknown_ids == {"item": 12}
+    assert any("10 steps were done again" in note for note in report.notes)
+
+
+def test_every_rank_second_from_claim_to_end_is_in_the_waterfall(run: RunDir) -> None:
+    report = build(run)
+    spans = [a.end - a.start for a in report.attempts if a.end is not None]
+    recovery = report.attempts[1].recovery_s
+    assert recovery is not None
+    assert sum(report.waterfall.values()) == pytest.approx(RANKS * (sum(spans) + recovery), rel=1e-9)
+    # Attempt 1's third interval was done again; its unaccounted second keeps its name.
+    assert report.waterfall["lost_work"] == pytest.approx(4.9 * RANKS)
+    assert report.waterfall["lost_at_failure"] == report.waterfall["close"] == pytest.approx(3 * RANKS)
+    assert report.waterfall["dense_forward"] == pytest.approx(4 * 3.9 * RANKS)
+    assert report.waterfall["launch"] == pytest.approx(2 * 2 * RANKS)
+    assert list(report.waterfall)[-1] == "unaccounted"
+    assert report.waterfall["unaccounted"] == pytest.approx(5 * 0.1 * RANKS)
+    assert report.unaccounted == pytest.approx(report.waterfall["unaccounted"] / sum(report.waterfall.values()))
+
+
+def test_throughput_first_step_and_memory(run: RunDir) -> None:
+    report = build(run)
+    assert report.throughput.examples_per_s == pytest.approx(200) and report.throughput.tokens_per_s == pytest.approx(
+        4000
+    )
+    assert report.throughput.effective_mfu == pytest.approx(0.2) and report.throughput.rank_peak == 1e9
+    assert report.throughput.flops_per_example == 4e6
+    assert report.throughput.local_mfu is None and report.throughput.scaling_ratio is None
+    assert report.first_step == pytest.approx({"launch": 2.0, **dict.fromkeys(PARTS, 1.0)}, abs=1e-3)
+    assert report.memory.planned == 200 * 2**20 and report.memory.peak == 500 * 2**20
+
+
+def test_checkpoints_are_verified_and_damage_is_named(run: RunDir) -> None:
+    save(run, 20, 1)
+    save(run, 30, 1)
+    damaged = save(run, 40, 2)
+    (damaged / "__0_0.distcp").write_bytes(b"tensorz" * 100)
+    states = {c.name: c.state for c in build(run).checkpoints}
+    assert states["step_20.a1"] == "verified"
+    assert "void" in states["step_30.a1"] and "its hash is not the one" in states["step_40.a2"]
+
+
+def test_terminal_json_and_html_show_the_same_figures(run: RunDir) -> None:
+    save(run, 40, 2)
+    report = build(run)
+    shown, page = text(report), report_html(report)
+    for figure in ("0.8600", "70.0%", "0.7500", "1.010", "20.0%", "step_40.a2", "verified", "killed by SIGKILL",
+                   "lost_work", "unaccounted", "10 steps were done again"):  # fmt: skip
+        assert figure in shown and figure in html.unescape(page), figure
+    assert "local MFU" in shown and "–" in shown
+    assert not re.search(r"(src|href)=|https?://", page), "the page must need no other file"
+    back = json.loads(json.dumps(plain(report)))
+    assert back["tasks"]["click"]["gap_closed"] == 0.7 and back["unaccounted"] == report.unaccounted
+
+
+def test_unaccounted_time_above_5_percent_is_said(run: RunDir) -> None:
+    attempt = run.attempts()[-1]
+    JsonLog(attempt.ledger).write(ledger_line(40, time.time(), {"eval": 1.0}, 30.0))
+    assert any("unaccounted" in note for note in build(run).notes)
+
+
+def test_a_run_that_goes_on_or_never_logged_is_reported_too(tmp_path: Path) -> None:
+    run = RunDir.create(str(tmp_path), "demo", ["gemctl"])
+    with pytest.raises(InputError, match="no attempt"):
+        build(run)
+    write_attempt(run, 1, 0, [], None)
+    report = build(run)
+    assert report.outcome == "no end written" and report.tasks == {} and report.waterfall == {"unaccounted": 0.0}
+    assert "no end written" in text(report) and "no end written" in report_html(report)
+
+
+def test_two_runs_side_by_side(run: RunDir, tmp_path: Path) -> None:
+    other = RunDir.create(str(tmp_path), "other", ["gemctl"])
+    attempt = write_attempt(other, 1, 0, [10, 40], {"outcome": "finished", "step": 40})
+    config = Config(data=DataConfig("spec.yaml", "t", histories="empty"), train=TrainConfig(steps=40))
+    attempt.config.write_text(to_yaml(config))
+    JsonLog(attempt.metrics).write({"kind": "eval", "step": 40, "time": 1.0, "seconds": 2.0, "tasks": {
+        "click": {"ne": 0.9, "auc": 0.7, "best_ne": 0.8, "gap_closed": 0.5}}})  # fmt: skip
+    diff = compare(run, other)
+    assert [(s.key, s.first, s.second) for s in diff.settings] == [("data.histories", "keep", "empty")]
+    shown = text(diff)
+    assert re.search(r"click gap closed +70.0% +50.0% +-20.0 points", shown)
+    assert re.search(r"click NE +0.8600 +0.9000 +\+0.0400", shown)
+
+
+def test_progress_follows_the_files_line_by_line(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gemctl.render.progress.READ_EVERY", 0.0)
+    monkeypatch.setattr("gemctl.render.progress.PLAIN_EVERY", 0.0)
+    out = io.StringIO()
+    first, _ = run.attempts()
+    third = claim(run.path, 3, nodes=1, ranks_per_node=RANKS, heartbeat=1.0)
+    with Progress(40, out) as progress:
+        progress.follow(first)
+        progress.follow(third)
+        JsonLog(third.rank_log(0)).write({"event": "stage", "stage": "build", "step": None, "time": 0.0})
+        progress.follow(third)
+        metrics = JsonLog(third.metrics)
+        metrics.write(train_line(10, 100.0, 5.0))
+        metrics.write(train_line(20, 150.0, 5.0))
+        progress.note("a rank failed; trying again")
+        progress.follow(third)
+    lines = out.getvalue().splitlines()
+    assert "step 30/40" in lines[0]
+    assert lines[1] == "attempt 3, launching" and lines[2] == "attempt 3, building the model"
+    assert lines[3] == "a rank failed; trying again"
+    assert lines[4] == lines[5]
+    for figure in ("attempt 3, step 20/40", "loss 0.8000", "NE click 0.9000", "200 examples/s", "4,000 tokens/s",
+                   "effective MFU 20.0%", "1:40 left"):  # fmt: skip
+        assert figure in lines[4], figure
+
+
+def test_progress_on_a_terminal_shows_a_bar(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr("gemctl.render.progress.READ_EVERY", 0.0)
+    out = Terminal()
+    with Progress(40, out) as progress:
+        progress.follow(run.attempts()[0])
+        progress.note("a note that stays")
+    assert "━" in out.getvalue() and "step 30/40" in out.getvalue() and "a note that stays" in out.getvalue()
