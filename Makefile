@@ -63,7 +63,7 @@ bench-quality: $(VENV)/.installed
 	$(BIN)/python -m gemctl.bench.quality
 
 docs: $(VENV)/.installed
-	$(BIN)/python -m gemctl.config.reference > docs/reference.md
+	$(BIN)/python -m gemctl.reference > docs/reference.md
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

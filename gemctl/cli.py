@@ -113,6 +113,7 @@ def _dispatch(words: list[str]) -> int:
         args = _parse(parser, rest)
     except SystemExit as done:  # --help has been printed
         return int(done.code or 0)
+    args.command_line = ["gemctl", *words]
     value = importlib.import_module(f"gemctl.commands.{name}").run(args)
     if value is not None:
         from gemctl.render.show import show

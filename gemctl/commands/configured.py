@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from gemctl.errors import InputError
 
 if TYPE_CHECKING:
-    from gemctl.config.schema import Config
+    from gemctl.config.schema import Config, DataConfig
+    from gemctl.plan.build import Plan
 
 
 def add_configuration(parser: argparse.ArgumentParser) -> None:
@@ -36,3 +37,37 @@ def is_file(word: str) -> bool:
     """True for a word that names a YAML file: an existing file, or a YAML name that can't be an override."""
     yaml = word.endswith((".yaml", ".yml"))
     return Path(word).is_file() if "=" in word else yaml or Path(word).is_file()
+
+
+def planned(config: "Config") -> "Plan":
+    """The plan of a configuration. Raises InputError for a missing or bad feature spec or a topology that has no place.
+
+    The spec of a synthetic log that is not written yet is known all the same.
+    """
+    from gemctl.plan.build import build
+    from gemctl.specs import feature_spec
+
+    if config.data.synthetic is not None and not Path(config.data.spec).exists():
+        from gemctl.data.synthetic import spec_text
+
+        return build(config, feature_spec.parse(spec_text(config.data.synthetic), config.data.spec))
+    return build(config, feature_spec.load(config.data.spec))
+
+
+def check_data(data: "DataConfig") -> None:
+    """Opens the data that a run would read. Raises InputError for what is missing or does not fit the feature spec."""
+    from gemctl.data.parquet import ParquetSource
+    from gemctl.data.synthetic import absent
+    from gemctl.specs import feature_spec
+
+    if absent(data):
+        return
+    spec = feature_spec.load(data.spec)
+    problems = []
+    for url in filter(None, [data.train, data.eval]):
+        try:
+            ParquetSource(url, spec, histories=data.histories == "keep").close()
+        except InputError as error:
+            problems += error.problems
+    if problems:
+        raise InputError(problems)

@@ -39,30 +39,42 @@ class SyntheticLog:
 
 
 def ensure(data: DataConfig) -> bool:
-    """Writes the log that `data.synthetic` describes where it is absent; True if it did.
-
-    InputError where the files were made with other settings, or are not a synthetic log at all.
-    """
-    config, train, evaluation = data.synthetic, Path(data.train), Path(data.eval or "")
-    if config is None:
+    """Writes the log that `data.synthetic` describes where it is absent; True if it did. InputError as `absent`."""
+    if not absent(data) or data.synthetic is None:
         return False
-    if data.eval is None:
-        raise InputError("data.eval: a synthetic log needs a path for its evaluation rows")
-    present = [path for path in (train, evaluation) if path.exists()]
-    problems = [problem for path in present for problem in _made_with(path, config)]
-    if problems:
-        raise InputError(problems)
-    if len(present) == 2 and Path(data.spec).exists():
-        return False
-    write(config, train, evaluation, data.spec)
+    write(data.synthetic, data.train, data.eval, data.spec)
     return True
 
 
-def write(config: SyntheticConfig, train: str | Path, eval: str | Path, spec_path: str | Path) -> None:
-    """Writes all three files (existing ones are replaced)."""
+def absent(data: DataConfig) -> bool:
+    """True if `data.synthetic` describes a log whose files are not all there.
+
+    InputError where files were made with other settings, or are no synthetic log's: no file of a user's is replaced.
+    """
+    config, spec = data.synthetic, Path(data.spec)
+    if config is None:
+        return False
+    wanted = [Path(path) for path in (data.train, data.eval) if path is not None]
+    present = [path for path in wanted if path.exists()]
+    problems = [problem for path in present for problem in _made_with(path, config)]
+    missing = present != wanted or not spec.exists()
+    if missing and spec.exists() and spec.read_text(encoding="utf-8") != spec_text(config):
+        missing_data = ", ".join(str(path) for path in wanted if path not in present)
+        problems.append(
+            f"{missing_data}: does not exist, and {spec} is not the synthetic log's spec, so it is not made: "
+            "set data.train and data.eval to your files and data.synthetic=null"
+        )
+    if problems:
+        raise InputError(problems)
+    return missing
+
+
+def write(config: SyntheticConfig, train: str | Path, eval: str | Path | None, spec_path: str | Path) -> None:
+    """Writes all three files, or two without `eval` (existing ones are replaced)."""
     log = ClickWorld(config.users, config.items, config.seed)
     _write_rows(log, config, Path(train), 0, config.rows)
-    _write_rows(log, config, Path(eval), config.rows, config.rows + config.eval_rows)
+    if eval is not None:
+        _write_rows(log, config, Path(eval), config.rows, config.rows + config.eval_rows)
     with _complete(Path(spec_path)) as path:
         path.write_text(spec_text(config), encoding="utf-8")
 

@@ -1,6 +1,6 @@
 """Writes docs/reference.md: every command, every group, every key, from the code that takes them.
 
-python -m gemctl.config.reference > docs/reference.md
+python -m gemctl.reference > docs/reference.md
 """
 
 import importlib.util
@@ -32,8 +32,8 @@ def _head() -> str:
     return (
         "# Reference\n\n"
         "Written by `make docs` from the schema and from each command's `--help`.\n\n"
-        "A configuration is composed in this order, later over earlier: the chosen file of every group, the experiment, "
-        "your own `FILE.yaml`, `KEY=VALUE` on the command line. `gemctl train --cfg` prints the result, "
+        "A configuration is composed in this order, later over earlier: the chosen file of every group, the experiment,"
+        " your own `FILE.yaml`, `KEY=VALUE` on the command line. `gemctl train --cfg` prints the result, "
         "`gemctl config export` writes it as a file that stands alone."
     )
 

@@ -1,0 +1,61 @@
+"""`gemctl train`: compose, check, plan, show the plan, launch, and follow the run to its end.
+
+gemctl train                                        # the synthetic job on four ranks of this machine
+gemctl train experiment=ml100k optim.dense.lr=0.002
+gemctl train my.yaml train.steps=50 --dry-run       # what would be launched
+"""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gemctl.commands.configured import add_configuration, check_data, composed
+
+if TYPE_CHECKING:
+    from gemctl.config.schema import Config
+    from gemctl.launchers.dry_run import DryRun
+    from gemctl.plan.build import Plan
+    from gemctl.run.report import Report
+
+HELP = "Train a model as the configuration says."
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    add_configuration(parser)
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument("--cfg", action="store_true", help="print the composed configuration and start nothing")
+    instead.add_argument("--dry-run", action="store_true", help="print plan and launch request and start nothing")
+
+
+def run(args: argparse.Namespace) -> Any:
+    from gemctl.commands.launching import checked_plan
+
+    config = composed(args)
+    if args.cfg:
+        return config
+    plan = checked_plan(config)
+    check_data(config.data)
+    return _dry_run(config, plan) if args.dry_run else _train(config, plan, args)
+
+
+def _dry_run(config: "Config", plan: "Plan") -> "DryRun":
+    from gemctl.launchers.dry_run import DryRun
+    from gemctl.launchers.request import request, to_json
+
+    run_path = Path(config.run.root).absolute() / config.run.name / "RUN_ID"
+    return DryRun(plan, to_json(request(run_path, 1, config.launcher)))
+
+
+def _train(config: "Config", plan: "Plan", args: argparse.Namespace) -> "Report":
+    from gemctl.commands.launching import launch
+    from gemctl.data.synthetic import ensure
+    from gemctl.render.show import show
+    from gemctl.run.directory import RunDir
+    from gemctl.run.report import build
+
+    if not args.json:
+        show(plan)
+    ensure(config.data)
+    run = RunDir.create(config.run.root, config.run.name, args.command_line)
+    launch(run, 1, config, plan)
+    return build(run)

@@ -1,0 +1,22 @@
+"""What `gemctl train --dry-run` would launch, in the terminal."""
+
+import shlex
+from typing import Any
+
+from gemctl.launchers.dry_run import DryRun
+from gemctl.render.show import rendered
+
+
+def dry_run(value: DryRun) -> Any:
+    """The plan, then one block for each role of the request."""
+    from rich.console import Group
+    from rich.text import Text
+
+    roles = value.request["roles"]
+    return Group(rendered(value.plan), Text("\n".join(["", *(line for role in roles for line in _role(role))])))
+
+
+def _role(role: dict[str, Any]) -> list[str]:
+    environment = [f"    {name}={text}" for name, text in sorted(role["env"].items())]
+    command = shlex.join([role["entrypoint"], *role["args"]])
+    return [f"would launch {role['num_replicas']} × {role['name']}:", *environment, f"    {command}"]
