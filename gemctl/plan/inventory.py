@@ -36,7 +36,9 @@ def _layer(model: ModelConfig, spec: FeatureSpec, name: str, tokens: int) -> lis
     found: list[Parameter] = []
     for sequence in spec.sequences:
         block, summary = f"{name}.sequence.{sequence.name}", f"{name}.summary.{sequence.name}"
-        found += _linear(f"{block}.ffn.keys_values", tokens * dim, 2 * model.sequence.ffn_hidden * dim)
+        weights = model.sequence.weight_tokens
+        found.append((f"{block}.ffn.compression.weight", (weights, tokens)))
+        found += _linear(f"{block}.ffn.keys_values", weights * dim, 2 * model.sequence.ffn_hidden * dim)
         found += _linear(f"{block}.attention.queries_keys_values", dim, 3 * dim, bias=False)
         found += _linear(f"{block}.attention.output", dim, dim, bias=False)
         found.append((f"{summary}.seeds", (seeds, dim)))

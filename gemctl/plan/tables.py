@@ -1,8 +1,9 @@
 """Where the rows of every embedding table lie, as TorchRec will put them.
 
-Row-wise: shard s of n holds rows [s·b, (s+1)·b) with b = ⌈rows/n⌉ (TorchRec's rule: the last shards may be short or
-empty). Table-wise: whole on one rank, largest tables first on the rank with the fewest bytes, so the placement is the
-same on every machine.
+Row-wise: shard s of n holds rows [s·b, (s+1)·b) with b = ⌈rows/n⌉ (TorchRec's rule: the last shard may be short).
+Table-wise: whole on one rank, largest tables first on the rank with the fewest bytes, so the placement is the same on
+every machine. FBGEMM's row-wise AdaGrad fails in backward where a shard has no row, so a table that is too small to
+give every rank one is placed table-wise, and the plan says so; asking for it row-wise by name is refused.
 
     gemctl plan experiment=main topology.tables.users=table_wise
 """
@@ -35,6 +36,7 @@ class TablePlan:
     shard_rows: int  # rows of a full shard
     weight_bytes: int
     state_bytes: int
+    note: str = ""  # why the sharding is not the one that topology.table_sharding says
 
     def rows_by_shard(self, shards: int) -> NDArray[np.int64]:
         """int64 [shards]: rows that each rank of a table group holds."""
@@ -48,15 +50,27 @@ def row_block(rows: int, shards: int) -> int:
     return -(-rows // shards)
 
 
+def fills(rows: int, shards: int) -> bool:
+    """True if row-wise every shard has a row."""
+    return (shards - 1) * row_block(rows, shards) < rows
+
+
 def place(spec: FeatureSpec, dim: int, topology: TopologyConfig, shards: int) -> dict[str, TablePlan]:
-    """The plan of every table, in the spec's order. Raises InputError for names in topology.tables that are none."""
-    _check_names(spec, topology)
-    unpooled = set(spec.sequence_tables())
-    kinds = {table.name: topology.tables.get(table.name, topology.table_sharding) for table in spec.tables}
+    """The plan of every table, in the spec's order. Raises InputError for what topology.tables cannot mean."""
     rows = {table.name: table.rows for table in spec.tables}
+    _check_named(spec, rows, topology, shards)
+    kinds: dict[str, str] = {name: topology.tables.get(name, topology.table_sharding) for name in rows}
+    notes = {}
+    for name, count in rows.items():
+        if kinds[name] == "row_wise" and not fills(count, shards):
+            kinds[name] = "table_wise"
+            notes[name] = (
+                f"table-wise: {count} rows in blocks of {row_block(count, shards)} do not reach {shards} ranks"
+            )
     load = _row_wise_load([rows[name] for name, kind in kinds.items() if kind == "row_wise"], dim, shards)
     whole = [(name, table_bytes(rows[name], dim)) for name, kind in kinds.items() if kind == "table_wise"]
     homes = _pack(whole, load)
+    unpooled = set(spec.sequence_tables())
     return {
         name: TablePlan(
             name,
@@ -68,6 +82,7 @@ def place(spec: FeatureSpec, dim: int, topology: TopologyConfig, shards: int) ->
             rows[name] if kind == "table_wise" else row_block(rows[name], shards),
             rows[name] * dim * FLOAT,
             rows[name] * FLOAT,
+            notes.get(name, ""),
         )
         for name, kind in kinds.items()
     }
@@ -78,13 +93,17 @@ def table_bytes(rows: int, dim: int) -> int:
     return rows * (dim + 1) * FLOAT
 
 
-def _check_names(spec: FeatureSpec, topology: TopologyConfig) -> None:
-    names = [table.name for table in spec.tables]
-    problems = [
-        f"topology.tables.{name}: {spec.name} has no such table ({', '.join(names)}){did_you_mean(name, names)}"
-        for name in topology.tables
-        if name not in names
-    ]
+def _check_named(spec: FeatureSpec, rows: dict[str, int], topology: TopologyConfig, shards: int) -> None:
+    problems = []
+    for name, kind in topology.tables.items():
+        if name not in rows:
+            near = did_you_mean(name, list(rows))
+            problems.append(f"topology.tables.{name}: {spec.name} has no such table ({', '.join(rows)}){near}")
+        elif kind == "row_wise" and not fills(rows[name], shards):
+            problems.append(
+                f"topology.tables.{name}=row_wise: {rows[name]} rows in blocks of {row_block(rows[name], shards)} do not "
+                f"reach all {shards} ranks of mp_shard: use table_wise"
+            )
     if problems:
         raise InputError(problems)
 

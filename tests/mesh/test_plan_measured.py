@@ -1,0 +1,197 @@
+"""The plan's bytes and messages against the real thing: FSDP2 and TorchRec on four ranks, one real training step."""
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gemctl.config.schema import ClusterConfig, Config, LauncherConfig, TopologyConfig
+from gemctl.data.batch import Batch, Jagged
+from gemctl.model.gem import GemModel
+from gemctl.parallel import dense as parallel_dense
+from gemctl.parallel.assemble import assemble
+from gemctl.plan import dense as plan_dense
+from gemctl.plan.build import Plan, build
+from gemctl.plan.classes import by_rank
+from gemctl.plan.inventory import dense_parameters
+from gemctl.specs.data import CategoricalSpec, TableSpec
+from gemctl.train.ledger import Ledger
+from gemctl.train.optim import DenseOptimizer
+from gemctl.train.step import Flags, Stepper
+from tests.small import SPEC, local_batch, small_config
+from tests.world import run_world
+
+WORLD, ROWS = 4, 16
+TINY_SPEC = replace(
+    SPEC,
+    tables=[*SPEC.tables, TableSpec("parity", 2)],  # too few rows for four ranks: placed table-wise
+    categorical=[*SPEC.categorical, CategoricalSpec("parity", "parity")],
+)
+KINDS = {  # dispatcher's name of a collective → the plan's
+    "_allgather_base_": "all-gather",
+    "allgather_": "all-gather",
+    "_reduce_scatter_base_": "reduce-scatter",
+    "reduce_scatter_": "reduce-scatter",
+    "allreduce_": "all-reduce",
+    "alltoall_base_": "all-to-all",
+    "alltoall_": "all-to-all",
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A layout of the small model; `heads` makes the heads large enough to be a unit of their own."""
+
+    dp_replicate: int
+    sharding: str
+    accumulate: int = 1
+    heads: int = 16
+    tables: tuple[tuple[str, str], ...] = ()
+
+
+CASES = {
+    "row-wise, 2 × 2": Case(2, "row_wise"),
+    "table-wise, 1 × 4": Case(1, "table_wise", heads=1100),
+    "mixed, 2 × 2, two micro-batches": Case(2, "row_wise", accumulate=2, heads=1100, tables=(("item", "table_wise"),)),
+    "replicas alone": Case(4, "table_wise", tables=(("user", "row_wise"),)),
+}
+
+
+def configured(case: Case) -> Config:
+    config = small_config(ROWS, accumulate=case.accumulate)
+    return replace(
+        config,
+        model=replace(config.model, head_hidden=[case.heads, case.heads]),
+        topology=TopologyConfig(
+            dp_replicate=case.dp_replicate,
+            table_sharding=case.sharding,  # type: ignore[arg-type]
+            tables=dict(case.tables),  # type: ignore[arg-type]
+        ),
+        launcher=LauncherConfig(ranks_per_node=WORLD),
+        cluster=ClusterConfig(memory_gb=64),
+    )
+
+
+class Collectives(TorchDispatchMode):
+    """Counts collectives by kind, and the bytes that all-gathers and reduce-scatters send (all but the own shard)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+        self.bytes: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "c10d":
+            kind = KINDS.get(func._opname, func._opname)
+            self.calls[kind] += 1
+            if kind in {"all-gather", "reduce-scatter"}:
+                self.bytes[kind] += abs(total_bytes(args[0]) - total_bytes(args[1]))
+        return func(*args, **(kwargs or {}))
+
+
+def total_bytes(value: Any) -> int:
+    return value.nbytes if isinstance(value, Tensor) else sum(map(total_bytes, value))
+
+
+def measure_all(cases: list[Case]) -> list[dict[str, Any]]:
+    return [measure(case) for case in cases]
+
+
+def measure(case: Case) -> dict[str, Any]:
+    """Bytes of every exact object on this rank, and the collectives of one step."""
+    config = configured(case)
+    plan = build(config, TINY_SPEC)
+    model = assemble(config, TINY_SPEC, plan.topology, plan.tables, torch.device("cpu"))
+    model.initialise(seed=1)
+    optimizer = DenseOptimizer(model.dense, config.optim.dense)
+    stepper = Stepper(config, model, optimizer, Ledger())
+    gradients: dict[int, int] = {}
+    drop = optimizer.zero_grad
+
+    def zero_grad() -> None:
+        gradients.update(storages([p.grad for p in model.dense.parameters() if p.grad is not None]))
+        drop()
+
+    stepper.step(0, batch_of(0), ROWS // WORLD, Flags())
+    optimizer.zero_grad = zero_grad  # type: ignore[method-assign]
+    with Collectives() as counted:
+        stepper.step(1, batch_of(1), ROWS // WORLD, Flags())
+    state = [slot for slots in optimizer.adamw.state.values() for slot in slots.values()]
+    tables = model.tables.state()
+    weights = [value for name, value in tables.items() if not name.startswith("optim.")]
+    moments = [value for name, value in tables.items() if name.startswith("optim.")]
+    return {
+        "dense weights": sum(storages(list(model.dense.parameters())).values()),
+        "dense gradients": sum(gradients.values()),
+        "AdamW state": sum(storages(state).values()),
+        "tables": sum(map(shard_bytes, weights)),
+        "tables' AdaGrad state": sum(map(shard_bytes, moments)),
+        "calls": dict(counted.calls),
+        "bytes": dict(counted.bytes),
+    }
+
+
+def batch_of(step: int) -> Batch:
+    """This rank's rows, with ids for the table of two rows."""
+    batch = local_batch(step, ROWS, dist.get_rank(), WORLD)
+    batch.categorical["parity"] = Jagged(batch.rows % 2, torch.arange(len(batch) + 1))
+    return batch
+
+
+def storages(tensors: list[Tensor]) -> dict[int, int]:
+    """Bytes by storage, padding included."""
+    local = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
+    found = [tensor.untyped_storage() for tensor in local]
+    return {storage.data_ptr(): storage.nbytes() for storage in found if storage.nbytes()}
+
+
+def shard_bytes(value: Any) -> int:
+    local = value.to_local() if isinstance(value, DTensor) else value
+    parts = local.local_shards() if hasattr(local, "local_shards") else [local]
+    return sum((part.tensor if hasattr(part, "tensor") else part).nbytes for part in parts)
+
+
+@pytest.fixture(scope="module")
+def measured() -> dict[str, list[dict[str, Any]]]:
+    """By case, what each rank measured."""
+    ranks = run_world(WORLD, measure_all, list(CASES.values()))
+    return {name: [rank[number] for rank in ranks] for number, name in enumerate(CASES)}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_planned_bytes_and_messages_are_those_of_a_real_step(
+    name: str, measured: dict[str, list[dict[str, Any]]]
+) -> None:
+    plan, ranks = build(configured(CASES[name]), TINY_SPEC), measured[name]
+    exact = [item for item in plan.objects if item.name in ranks[0]]
+    assert len(exact) == 5
+    for item in exact:
+        assert by_rank(item, plan.topology).tolist() == [found[item.name] for found in ranks], item.name
+    calls, sent = planned_traffic(plan)
+    assert calls == ranks[0]["calls"]
+    assert {kind: sent[kind] for kind in ranks[0]["bytes"]} == ranks[0]["bytes"]
+
+
+def planned_traffic(plan: Plan) -> tuple[dict[str, int], Counter[str]]:
+    calls: Counter[str] = Counter()
+    sent: Counter[str] = Counter()
+    for part in plan.traffic:
+        calls[part.collective] += part.messages
+        sent[part.collective] += part.bytes
+    return dict(calls), sent
+
+
+def test_parameters_and_units_are_the_models() -> None:
+    for case in CASES.values():
+        config = configured(case)
+        with torch.device("meta"):
+            dense = GemModel(config.model, TINY_SPEC).dense
+        found = [(name, tuple(parameter.shape)) for name, parameter in dense.named_parameters()]
+        assert sorted(found) == sorted(dense_parameters(config.model, TINY_SPEC))
+    assert parallel_dense.UNIT_PARAMETERS == plan_dense.UNIT_PARAMETERS
