@@ -1,0 +1,170 @@
+"""`jagged_flash_attention`: softmax attention of jagged sequences, as a torch.library op.
+
+import torch
+from gemctl.kernels.jagged_flash_attention.op import jagged_flash_attention
+offsets = torch.tensor([0, 3, 3, 8])  # three sequences of 3, 0 and 5 tokens
+q = torch.randn(8, 2, 16, requires_grad=True)
+jagged_flash_attention(q, q, q, offsets, offsets, 5, 5, causal=True).sum().backward()
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+from gemctl.kernels import dispatch
+from gemctl.kernels.jagged import check, compute_dtype, lengths
+from gemctl.kernels.jagged_flash_attention import reference
+from gemctl.specs import flops
+
+OP = "jagged_flash_attention"
+
+
+def jagged_flash_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_offsets: Tensor,
+    k_offsets: Tensor,
+    max_q: int,
+    max_k: int,
+    *,
+    scale: float | None = None,
+    causal: bool = False,
+    window: int | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """softmax(scale · QKᵀ + bias) V within each sequence; a query that sees no key gives 0 and zero gradients.
+
+    q [ΣLq, H, D]; k, v [ΣLk, Hkv, D], where Hkv divides H (query head h uses key head h // (H/Hkv)); any strides, one
+    floating dtype. q_offsets, k_offsets int64 [B+1]: row b owns tokens offsets[b] … offsets[b+1]−1. max_q, max_k:
+    longest lengths, a hint for launch sizes that never changes the result. scale: default 1/√D. causal, window:
+    query i stands at key position i + Lk − Lq (gemctl/kernels/visibility.py). bias [H, ≥ longest Lq, ≥ longest Lk]:
+    added to the scaled score of query i and key j, shared by the batch.
+
+    Returns [ΣLq, H, D], dtype of q. Differentiable once in q, k, v and bias; a second derivative and forward-mode
+    differentiation raise. ValueError lists every violated condition; candidates that share one row's keys are one
+    longer query sequence (offsets by row, not by candidate).
+    """
+    check(OP, q, k, v, {"q_offsets": q_offsets, "k_offsets": k_offsets}, window, _bias_problems(q, bias))
+    if dispatch.named() == dispatch.REFERENCE:
+        return reference.jagged_flash_attention(
+            q, k, v, q_offsets, k_offsets, max_q, max_k, scale=scale, causal=causal, window=window, bias=bias
+        )
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    return _forward(q, k, v, q_offsets, k_offsets, max_q, max_k, scale, causal, window, bias, dispatch.named())[0]
+
+
+def _bias_problems(q: Tensor, bias: Tensor | None) -> list[str]:
+    if bias is None or (bias.dim() == 3 and bias.shape[0] == q.shape[1] and bias.device == q.device):
+        return []
+    return [f"bias must be [{q.shape[1]} heads, queries, keys] on {q.device}, not {list(bias.shape)} on {bias.device}"]
+
+
+@torch.library.custom_op("gemctl::jagged_flash_attention", mutates_args=())
+def _forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_offsets: Tensor,
+    k_offsets: Tensor,
+    max_q: int,
+    max_k: int,
+    scale: float,
+    causal: bool,
+    window: int | None,
+    bias: Tensor | None,
+    backend: str | None,
+) -> tuple[Tensor, Tensor]:
+    kernel = dispatch.load(OP, q, backend)
+    return kernel.forward(q, k, v, q_offsets, k_offsets, max_q, max_k, scale, causal, window, bias)
+
+
+@torch.library.custom_op("gemctl::jagged_flash_attention_backward", mutates_args=())
+def _backward(
+    grad_output: Tensor,
+    output: Tensor,
+    lse: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_offsets: Tensor,
+    k_offsets: Tensor,
+    max_q: int,
+    max_k: int,
+    scale: float,
+    causal: bool,
+    window: int | None,
+    bias: Tensor | None,
+    needs_bias_grad: bool,
+    backend: str | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    kernel = dispatch.load(OP, q, backend)
+    return kernel.backward(
+        grad_output,
+        output,
+        lse,
+        q,
+        k,
+        v,
+        q_offsets,
+        k_offsets,
+        max_q,
+        max_k,
+        scale,
+        causal,
+        window,
+        bias,
+        needs_bias_grad,
+    )
+
+
+@_forward.register_fake
+def _(q: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    return q.new_empty(q.shape), q.new_empty(q.shape[:2], dtype=compute_dtype(q.dtype))
+
+
+@_backward.register_fake
+def _(grad_output: Tensor, output: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Any:
+    bias, needs_bias_grad = rest[7], rest[8]
+    grad_bias = bias.new_empty(bias.shape) if needs_bias_grad else q.new_empty(0)
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), grad_bias
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, q_offsets, k_offsets, max_q, max_k, scale, causal, window, bias, backend = inputs
+    ctx.save_for_backward(q, k, v, q_offsets, k_offsets, bias, *output)
+    ctx.options = (max_q, max_k, scale, causal, window)
+    ctx.backend = backend
+    ctx.mark_non_differentiable(output[1])
+
+
+def _autograd(ctx: Any, grad_output: Tensor, grad_lse: Tensor) -> tuple[Tensor | None, ...]:
+    q, k, v, q_offsets, k_offsets, bias, output, lse = ctx.saved_tensors
+    needs_bias_grad = bool(ctx.needs_input_grad[10])
+    grad_q, grad_k, grad_v, grad_bias = _backward(
+        grad_output, output, lse, q, k, v, q_offsets, k_offsets, *ctx.options, bias, needs_bias_grad, ctx.backend
+    )
+    return grad_q, grad_k, grad_v, *[None] * 7, grad_bias if needs_bias_grad else None, None
+
+
+_forward.register_autograd(_autograd, setup_context=_setup_context)
+
+
+def _pairs(q_offsets: Tensor, k_offsets: Tensor, causal: bool, window: int | None) -> int:
+    return flops.pairs(lengths(q_offsets), lengths(k_offsets), causal, window)
+
+
+@register_flop_formula(torch.ops.gemctl.jagged_flash_attention, get_raw=True)
+def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any, out_val: Any = None) -> int:
+    q_offsets, k_offsets, _, _, _, causal, window, *_ = rest
+    return flops.attention_forward(_pairs(q_offsets, k_offsets, causal, window), q.shape[1], q.shape[2])
+
+
+@register_flop_formula(torch.ops.gemctl.jagged_flash_attention_backward, get_raw=True)
+def _(
+    grad: Tensor, output: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any, out_val: Any = None
+) -> int:
+    q_offsets, k_offsets, _, _, _, causal, window, *_ = rest
+    return flops.attention_backward(_pairs(q_offsets, k_offsets, causal, window), q.shape[1], q.shape[2])
