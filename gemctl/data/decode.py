@@ -29,11 +29,12 @@ class Place:
     group: int  # of the file
     first_row: int  # of the group, in the data set
 
-    def problem(self, rows: np.ndarray, text: str) -> str | None:
-        """A line naming the first of `rows` (bool [B]: where it is wrong), or None."""
+    def problem(self, rows: np.ndarray, text: str, values: np.ndarray | None = None) -> str | None:
+        """A line naming the first of `rows` (bool [B]: where it is wrong) and its value, or None."""
         wrong = np.flatnonzero(rows)
         if not wrong.size:
             return None
+        text += "" if values is None else f", not {values[wrong[0]]:g}"
         more = f" (and {wrong.size - 1} more rows of this row group)" if wrong.size > 1 else ""
         return f"{self.file}: row group {self.group}, row {wrong[0]}: {text}{more}"
 
@@ -156,8 +157,8 @@ def _sequence(
             name = feature.column or feature.name
             found, lists[f"{group}/{feature.name}"] = _list(_column(table, name))
             wrong = np.diff(found) != lengths
-            seen = f"{np.diff(found)[wrong][:1]} values, {spec.timestamps} {lengths[wrong][:1]}"
-            problems.append(place.problem(wrong, f"sequence {spec.name!r}: {name} has {seen}"))
+            text = f"sequence {spec.name!r}: not as many values in {name} as in {spec.timestamps}"
+            problems.append(place.problem(wrong, text))
             aligned &= not wrong.any()
     if not aligned:
         return _no_events(spec, table.num_rows)
@@ -209,7 +210,7 @@ def _labels(table: Any, labels: list[LabelSpec], place: Place, problems: Problem
         mask[missing, t] = 0
         values[:, t] = np.where(missing, 0, column)
         wrong = ~np.isin(values[:, t], (0, 1))
-        problems.append(place.problem(wrong, f"{name}: a label is 0 or 1, not {column[np.argmax(wrong)]:g}"))
+        problems.append(place.problem(wrong, f"{name}: a label is 0 or 1", column))
         if label.mask:
             mask[:, t] *= np.nan_to_num(_numbers(_column(table, label.mask))) != 0
     return {"labels": values, "label_mask": mask}
@@ -222,14 +223,12 @@ def _row_values(table: Any, spec: FeatureSpec, place: Place, problems: Problems)
     if spec.weight:
         weight = _numbers(_column(table, spec.weight))
         wrong = ~(np.isfinite(weight) & (weight >= 0))
-        problems.append(place.problem(wrong, f"{spec.weight}: a weight is a number ≥ 0"))
+        problems.append(place.problem(wrong, f"{spec.weight}: a weight is a number ≥ 0", weight))
     if spec.domain:
         domain = _numbers(_column(table, spec.domain.column))
         wrong = ~((domain >= 0) & (domain < spec.domain.count))
-        found = f"{domain[np.argmax(wrong)]:g}"
-        problems.append(
-            place.problem(wrong, f"{spec.domain.column}: a domain is 0 … {spec.domain.count - 1}, not {found}")
-        )
+        text = f"{spec.domain.column}: a domain is 0 … {spec.domain.count - 1}"
+        problems.append(place.problem(wrong, text, domain))
         domain = np.nan_to_num(domain)
     if spec.true_probability:
         probability = _numbers(_column(table, spec.true_probability))

@@ -60,11 +60,11 @@ def _parse_yaml(text: str, source: str) -> tuple[Any, Lines, list[str]]:
     """Plain data, the line of every key and item, and what YAML itself finds wrong (double keys too)."""
     import yaml
 
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)
     try:
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)
         root = loader.get_single_node()
         data = loader.construct_document(root) if root is not None else None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: 2026-13-40 is no date
         mark = getattr(error, "problem_mark", None)
         line = mark.line + 1 if mark else 1
         return None, {}, [f"{source}:{line}: not YAML: {getattr(error, 'problem', None) or error}"]
