@@ -101,8 +101,8 @@ def _check_named(spec: FeatureSpec, rows: dict[str, int], topology: TopologyConf
             problems.append(f"topology.tables.{name}: {spec.name} has no such table ({', '.join(rows)}){near}")
         elif kind == "row_wise" and not fills(rows[name], shards):
             problems.append(
-                f"topology.tables.{name}=row_wise: {rows[name]} rows in blocks of {row_block(rows[name], shards)} do not "
-                f"reach all {shards} ranks of mp_shard: use table_wise"
+                f"topology.tables.{name}=row_wise: {rows[name]} rows in blocks of {row_block(rows[name], shards)} "
+                f"do not reach all {shards} ranks of mp_shard: use table_wise"
             )
     if problems:
         raise InputError(problems)

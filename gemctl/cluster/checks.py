@@ -1,0 +1,163 @@
+"""Checks of this machine and of what is installed on it: each a finding, and what to do where it is wrong.
+
+gemctl doctor
+"""
+
+import platform
+import shutil
+import socket
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from gemctl import env
+from gemctl.cluster import software
+from gemctl.cluster.host import Host, this_host
+
+GIB = 1 << 30
+MEMORY = 4 * GIB  # the main job's plan asks for about 3 GiB on four ranks
+SHM = GIB // 2  # checkpoints are staged in shared memory; a container's default is 64 MiB
+
+Status = Literal["ok", "warn", "fail"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One finding; `advice` says what to do about a warning or a failure."""
+
+    name: str
+    status: Status
+    found: str
+    advice: str = ""
+
+
+@dataclass(frozen=True)
+class Doctor:
+    """All findings. Exit code 1 if one of them is a failure."""
+
+    checks: list[Check]
+
+    @property
+    def exit_code(self) -> int:
+        """0 or 1."""
+        return int(any(check.status == "fail" for check in self.checks))
+
+
+def check_machine(root: Path) -> Doctor:
+    """Every check of this machine; `root` is where run directories shall lie."""
+    host = this_host()
+    return Doctor(
+        [
+            Check("python", "ok", f"{platform.python_version()}, {sys.executable}"),
+            *_software(),
+            *(check(host) for check in (_cores, _memory, _shm, _gpus)),
+            _root(root),
+            _network(),
+            *_schedulers(),
+        ]
+    )
+
+
+def _software() -> list[Check]:
+    builds = software.builds()
+    found = f"torch {builds.torch}, FBGEMM {builds.fbgemm} ({builds.fbgemm_build}), torchrec {builds.torchrec}"
+    wrong = software.problems(builds)
+    checks = [Check("torch builds", "fail", found, problem) for problem in wrong] or [
+        Check("torch builds", "ok", found)
+    ]
+    path = software.constraints_file(builds.torch_build)
+    if path is None:
+        return [*checks, Check("versions", "ok", "installed outside of a checkout: no constraints to compare with")]
+    other = software.off_pin(path)
+    if other:
+        advice = f"tested is {path.parent.name}/{path.name} alone: pip install -c {path} …, or run make"
+        return [*checks, Check("versions", "warn", ", ".join(other), advice)]
+    return [*checks, Check("versions", "ok", f"all as in {path.parent.name}/{path.name}")]
+
+
+def _cores(host: Host) -> Check:
+    if host.cores < 2:
+        return Check(
+            "cores", "warn", str(host.cores), "four ranks share one core: start fewer (launcher.ranks_per_node)"
+        )
+    return Check("cores", "ok", str(host.cores))
+
+
+def _memory(host: Host) -> Check:
+    found = f"{host.memory_available / GIB:.1f} of {host.memory / GIB:.1f} GiB free"
+    if host.memory_available < MEMORY:
+        return Check(
+            "memory", "warn", found, f"the main job wants {MEMORY // GIB} GiB; `gemctl plan` says what yours does"
+        )
+    return Check("memory", "ok", found)
+
+
+def _shm(host: Host) -> Check:
+    found = f"{host.shm / GIB:.2f} GiB"
+    if host.shm < SHM:
+        advice = f"checkpoints are staged there: give it {SHM / GIB:.1f} GiB or more (docker run --shm-size=2g)"
+        return Check("/dev/shm", "warn", found, advice)
+    return Check("/dev/shm", "ok", found)
+
+
+def _gpus(host: Host) -> Check:
+    if not host.gpus:
+        return Check("gpus", "ok", "none found by nvidia-smi (needed for cluster.device=cuda alone)")
+    first = host.gpus[0]
+    return Check("gpus", "ok", f"{len(host.gpus)} × {first.name}, {first.memory / GIB:.0f} GiB, driver {first.driver}")
+
+
+def _root(root: Path) -> Check:
+    """Whether a run directory can be made; tries it in the nearest folder that exists."""
+    folder = root.absolute()
+    while not folder.exists():
+        folder = folder.parent
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        advice = f"can't write to {folder} ({error.strerror}): choose another folder (run.root)"
+        return Check("run.root", "fail", str(root.absolute()), advice)
+    free = shutil.disk_usage(folder).free
+    if free < GIB:
+        return Check(
+            "run.root", "warn", f"{root.absolute()}, {free / GIB:.2f} GiB free", "checkpoints need space there"
+        )
+    return Check("run.root", "ok", f"{root.absolute()}, {free / GIB:.0f} GiB free")
+
+
+def _network() -> Check:
+    """The address that gloo would use: that of GLOO_SOCKET_IFNAME, else the one that the host's name resolves to."""
+    names = [name for _, name in socket.if_nameindex()]
+    chosen = env.gloo_interface()
+    if chosen is not None:
+        missing = [name for name in chosen.split(",") if name not in names]
+        if missing:
+            advice = f"GLOO_SOCKET_IFNAME names no interface of this machine: it has {', '.join(names)}"
+            return Check("gloo", "fail", chosen, advice)
+        return Check("gloo", "ok", f"GLOO_SOCKET_IFNAME={chosen}")
+    host = socket.gethostname()
+    try:
+        address = socket.getaddrinfo(host, None, proto=socket.IPPROTO_TCP)[0][4][0]
+        with socket.create_server((str(address), 0), family=socket.AF_INET6 if ":" in str(address) else socket.AF_INET):
+            return Check("gloo", "ok", f"{host} is {address}")
+    except OSError as error:
+        advice = f"set GLOO_SOCKET_IFNAME to one of {', '.join(names)} (lo for one machine)"
+        return Check("gloo", "warn", f"{host} has no address of this machine ({error})", advice)
+
+
+def _schedulers() -> list[Check]:
+    wanted = {"SLURM": ("sbatch", "srun", "squeue", "scancel"), "Kubernetes": ("kubectl",)}
+    checks = []
+    for name, programs in wanted.items():
+        found = [program for program in programs if shutil.which(program)]
+        missing = [program for program in programs if program not in found]
+        if found and missing:
+            text = f"{', '.join(found)} found, {', '.join(missing)} not"
+            checks.append(Check(name, "warn", text, f"add the folder of {missing[0]} to PATH"))
+        else:
+            where = ", ".join(found) if found else "not on this machine (not needed for launcher=local)"
+            checks.append(Check(name, "ok", where))
+    return checks
