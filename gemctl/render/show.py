@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 RENDERERS = {
+    "gemctl.cluster.checks.Doctor": "gemctl.render.doctor:doctor",
     "gemctl.config.schema.Config": "gemctl.render.config:config",
     "gemctl.commands.checkpoint.Listing": "gemctl.render.checkpoint:listing",
     "gemctl.commands.checkpoint.Verified": "gemctl.render.checkpoint:verified",
@@ -24,6 +25,7 @@ RENDERERS = {
     "gemctl.run.report.Report": "gemctl.render.report:report",
     "gemctl.run.compare.Diff": "gemctl.render.report:diff",
     "gemctl.run.scores.Evaluation": "gemctl.render.eval:evaluation",
+    "gemctl.plan.build.Plan": "gemctl.render.plan:plan",
     "gemctl.recover.supervisor.RunResult": "gemctl.render.status:run_result",
     "gemctl.run.requests.StopFiled": "gemctl.render.status:stop_filed",
     "gemctl.run.status.RunList": "gemctl.render.status:run_list",
