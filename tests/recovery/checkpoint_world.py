@@ -59,7 +59,7 @@ class Trainee:
         self.adam.zero_grad()
         loss.backward()
         self.adam.step()
-        return float(loss)
+        return float(loss.detach())
 
 
 def _tables() -> Any:

@@ -1,0 +1,245 @@
+"""What single ranks do in the checkpoint tests. No pytest here: each forked rank imports this module."""
+
+import os
+import pickle
+import resource
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gemctl.checkpoint import save as saving
+from gemctl.checkpoint.diff import compare
+from gemctl.checkpoint.hash import full_state_hash, gather_full
+from gemctl.checkpoint.load import load
+from gemctl.checkpoint.save import SaveError, Saver
+from gemctl.checkpoint.storage import Writer
+from gemctl.errors import InputError
+from gemctl.run.difference import Comparison
+from gemctl.run.directory import RunDir
+from tests.recovery.checkpoint_world import Trainee, facts
+
+
+def saver_of(path: Path, attempt: int = 1, keep: int = 3) -> Saver:
+    return Saver(RunDir(path).checkpoints, attempt, keep, facts())
+
+
+def save_and_go_on(path: Path) -> tuple[str, list[float]]:
+    """Two steps, a save, and two more steps while it uploads; returns the hash at the save and the later losses."""
+    saver, trainee = saver_of(path), Trainee(5)
+    for number in range(2):
+        trainee.step(number)
+    digest = full_state_hash(trainee.state())
+    saver.save(2, trainee.state(), {"rows": 64})
+    losses = [trainee.step(number) for number in range(2, 4)]
+    saver.close()
+    return digest, losses
+
+
+def load_and_go_on(path: Path) -> tuple[str, list[float]]:
+    """Loads that into a trainee of other values; returns its hash and its next losses."""
+    trainee = Trainee(6)
+    trainee.step(0)  # so that AdamW has a state to be replaced
+    position = load(path / "checkpoints/step_2.a1", trainee.state()).position
+    assert position == {"rows": 64}
+    digest = full_state_hash(trainee.state())
+    return digest, [trainee.step(number) for number in range(2, 4)]
+
+
+def full_values(seed: int) -> tuple[str, dict[str, Any]]:
+    """Hash and, on rank 0, full values (as lists) of a fresh trainee."""
+    state = Trainee(seed).state()
+    return full_state_hash(state), {key: value.tolist() for key, value in gather_full(state).items()}
+
+
+def save_while_writer_waits(path: Path) -> bool:
+    """The values change, by collectives of the default group, before the writer may start; then a second save."""
+    changed = threading.Event()
+    original = Writer.write_data
+
+    def late(self: Writer, *args: Any) -> Any:
+        assert changed.wait(20)
+        return original(self, *args)
+
+    patch.object(Writer, "write_data", late).start()
+    saver, state = saver_of(path), plain_state()
+    saver.save(1, state, {})
+    for _ in range(20):
+        for value in state.values():
+            dist.all_reduce(value)
+    threading.Timer(0.3, changed.set).start()
+    waited = saver.save(2, state, {})  # waits for the first
+    saver.close()
+    restored = {key: torch.zeros_like(value) for key, value in state.items()}
+    load(path / "checkpoints/step_1.a1", restored)
+    same = all(torch.equal(value, restored[key]) for key, value in plain_state().items())
+    return same and waited > 0.25
+
+
+def plain_state(elements: int = 5000) -> dict[str, Tensor]:
+    """Replicated tensors; AdamW's kind of scalar, bfloat16 and an empty one among them."""
+    values = torch.arange(elements, dtype=torch.float32) % 97
+    return {"a": values, "b": values.to(torch.bfloat16), "step": torch.tensor(3.0), "none": torch.zeros(0, 4)}
+
+
+def save_twice(path: Path, steps: list[int], attempt: int, keep: int) -> None:
+    """Saves plain states that differ by step, each published before the next."""
+    saver = saver_of(path, attempt, keep)
+    for step in steps:
+        saver.save(step, {key: value + step for key, value in plain_state().items()}, {"rows": step})
+        saver.wait()
+    saver.close()
+
+
+def die_in(path: Path, stage: str) -> None:
+    """Publishes step 2 with keep=1, then kills all ranks in a stage of the save of step 4."""
+    save_twice(path, [2], 1, 1)
+    pids: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(pids, os.getpid())
+    me = dist.get_rank()
+
+    def die(*_: Any, **__: Any) -> None:
+        if me == 0:
+            for pid in sorted(pids, key=lambda pid: pid == os.getpid()):
+                os.kill(pid, signal.SIGKILL)
+
+    def after(function: Callable[..., Any]) -> Callable[..., Any]:
+        def both(*args: Any, **kwargs: Any) -> Any:
+            result = function(*args, **kwargs)
+            die()
+            return result
+
+        return both
+
+    places: dict[str, tuple[Any, str, Callable[..., Any]]] = {
+        "write": (Writer, "write_data", after(Writer.write_data)),
+        "hash": (saving, "describe_file", die),
+        "before the manifest": (saving, "publish", die),
+        "after the manifest": (saving, "publish", after(saving.publish)),
+        "in pruning": (shutil, "rmtree", die),
+    }
+    owner, name, replacement = places[stage]
+    patch.object(owner, name, replacement).start()
+    save_twice(path, [4], 1, 1)
+    time.sleep(20)
+
+
+def load_errors(folders: list[Path]) -> list[list[str]]:
+    """What `load` says of each folder."""
+    found: list[list[str]] = []
+    for folder in folders:
+        try:
+            load(folder, plain_state())
+            found.append([])
+        except InputError as error:
+            found.append(error.problems)
+    return found
+
+
+def load_wrong_state(folder: Path) -> list[str]:
+    state = plain_state()
+    state["a"] = torch.zeros(7)
+    state["b"] = torch.zeros(5000, dtype=torch.float16)
+    if dist.get_rank() == 1:
+        state["mine"] = torch.zeros(1)  # a key of one rank only
+    del state["step"]
+    try:
+        load(folder, state)
+    except InputError as error:
+        return error.problems
+    return []
+
+
+def save_with_small_files(path: Path, limited: int) -> tuple[str, str]:
+    """One rank may not write files of more than 64 kB; what `check` and a further save say on each rank."""
+    saver, big = saver_of(path), {"big": torch.zeros(100_000), "other": torch.zeros(100_000)}
+    if dist.get_rank() == limited:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
+    saver.save(1, big, {})
+    said: list[str] = []
+    deadline = time.monotonic() + 20
+    while not said and time.monotonic() < deadline:
+        try:
+            saver.check()
+            time.sleep(0.01)
+        except SaveError as error:
+            said.append(str(error))
+    try:
+        saver.save(2, big, {})
+    except SaveError as error:
+        said.append(str(error))
+    return said[0], said[1]
+
+
+def save_bad_position(path: Path) -> str:
+    saver = saver_of(path)
+    saver.save(1, plain_state(), {"rows": float("nan")})
+    try:
+        saver.wait()
+    except SaveError as error:
+        return str(error)
+    return ""
+
+
+def time_saves(path: Path, megabytes: int, saves: int) -> dict[str, list[float]]:
+    """Seconds, for each save after the first: the stall, a bare copy of the same tensors, and the whole save."""
+    saver = saver_of(path, keep=1)
+    state = {f"t{i}": torch.rand(250_000) for i in range(megabytes)}
+    room = [torch.zeros_like(value) for value in state.values()]
+    times: dict[str, list[float]] = {"first": [saver.save(1, state, {})], "stall": [], "copy": [], "whole": []}
+    saver.wait()
+    for step in range(2, saves + 2):
+        start = time.perf_counter()
+        for target, value in zip(room, state.values(), strict=True):
+            target.copy_(value)
+        times["copy"].append(time.perf_counter() - start)
+        start = time.perf_counter()
+        times["stall"].append(saver.save(step, state, {}))
+        saver.wait()
+        times["whole"].append(time.perf_counter() - start)
+    saver.close()
+    return times
+
+
+def compare_all(pairs: list[tuple[Path, Path]]) -> list[Comparison]:
+    return [compare(a, b) for a, b in pairs]
+
+
+def save_variants(path: Path) -> None:
+    """Attempt 1 … 5: a state, the same, one last bit changed, a key less, another shape."""
+    base = plain_state()
+    nudged = {**base, "a": torch.nextafter(base["a"], torch.full_like(base["a"], 1e9))}
+    nudged["a"] = torch.where(torch.arange(5000) == 17, nudged["a"], base["a"])
+    fewer = {key: value for key, value in base.items() if key != "step"}
+    longer = {**base, "b": torch.zeros(3, dtype=torch.bfloat16)}
+    for attempt, state in enumerate([base, base, nudged, fewer, longer], start=1):
+        saver = saver_of(path, attempt, keep=9)
+        saver.save(1, state, {})
+        saver.close()
+
+
+class Planted:
+    """Unpickling this makes a file."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.mark),)
+
+
+def plant(folder: Path, mark: Path) -> None:
+    """Puts a pickle that makes the folder `mark` in the metadata's place."""
+    (folder / ".metadata").write_bytes(pickle.dumps(Planted(mark)))
+
+
+def copy(folder: Path, to: Path) -> Path:
+    return Path(shutil.copytree(folder, to))
