@@ -9,7 +9,7 @@ their names when they are complete; a second call with the same settings finds t
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +24,6 @@ ROW_GROUP = 20_000
 _CHUNK = 5 * ROW_GROUP  # rows made at once: about 100 MB
 _METADATA = b"gemctl.synthetic"
 _GENERATOR = 1  # raise it when the rows of a seed change
-
-
-@dataclass(frozen=True)
-class SyntheticLog:
-    """What was written, and its rows."""
-
-    train: str
-    eval: str
-    spec: str
-    rows: int
-    eval_rows: int
-    seconds: float
 
 
 def ensure(data: DataConfig) -> bool:
@@ -192,7 +180,7 @@ def _schema() -> Any:
 def _table(log: ClickWorld, rows: Impressions, events: Events) -> Any:
     import pyarrow as pa
 
-    probability = log.click_probability(rows, events)
+    probability = log.click_probability(rows, log.interest(rows, events))
     clicks = log.clicks(rows, probability)
     angle = (rows.time % world.DAY) * (2 * np.pi / world.DAY)
     tags = np.arange(0, 2 * rows.row.size + 1, 2)

@@ -3,7 +3,7 @@
     world = ClickWorld(users=5000, items=20000, seed=0)
     rows = world.impressions(np.arange(1000))            # who sees what, where, when
     events = world.histories(rows)                       # what each of these users did before
-    p = world.click_probability(rows, events)            # float64 [1000]
+    p = world.click_probability(rows, world.interest(rows, events))      # float64 [1000]
 
 Row n is a function of (seed, n), an event one of (seed, user, session, place in the session): nothing depends on how
 many rows are made. Time goes with n, so later rows are later in time.
@@ -126,18 +126,17 @@ class ClickWorld:
         length = MIN_EVENTS + (self._hash("length", rows.row) % spread).astype(np.int64)
         return Events(stream.item[index], stream.action[index], stream.dwell[index], stream.time[index], length)
 
-    def click_probability(self, rows: Impressions, events: Events, user: np.ndarray | None = None) -> np.ndarray:
-        """float64 [N]: the true probability of a click; `user` replaces the users' own part, not their events."""
-        user = rows.user if user is None else user
+    def click_probability(self, rows: Impressions, interest: np.ndarray) -> np.ndarray:
+        """float64 [N]: the true probability of a click, for what the history says ([N, FACTORS]) and all the rest."""
         category = self.item_category[rows.item]
         candidate = self.item_factors[rows.item]
         hour = (rows.time % DAY) / 3600
         logit = BIAS + DOMAIN_BIAS[rows.domain] - SLOT * rows.slot
         logit += QUALITY * self.item_quality[rows.item] - PRICE * (np.log(self.item_price[rows.item]) - 3)
         logit += HOUR * np.sin((hour - self.hour_phase[category]) * (2 * np.pi / 24))
-        logit += USER_BIAS * self.user_bias[user]
-        logit += USER_GAIN * (candidate * self.user_factors[user]).sum(axis=1)
-        logit += HISTORY_GAIN[rows.domain] * (candidate * self.interest(rows, events)).sum(axis=1)
+        logit += USER_BIAS * self.user_bias[rows.user]
+        logit += USER_GAIN * (candidate * self.user_factors[rows.user]).sum(axis=1)
+        logit += HISTORY_GAIN[rows.domain] * (candidate * interest).sum(axis=1)
         return 1 / (1 + np.exp(-logit))
 
     def interest(self, rows: Impressions, events: Events) -> np.ndarray:
