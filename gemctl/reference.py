@@ -9,8 +9,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from gemctl.config.groups import BUILT_IN, GROUPS, Groups
-from gemctl.config.keys import Node, child, describe, find, is_mapping, json_schema, options, resolved
+from gemctl.config.groups import BUILT_IN, Groups
+from gemctl.config.keys import GROUPS, Node, child, describe, find, is_mapping, json_schema, options, resolved
 from gemctl.specs.yaml_file import KeyPath, dotted
 
 EXIT_CODES = {

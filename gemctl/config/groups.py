@@ -18,14 +18,11 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from gemctl.config.keys import GROUPS
 from gemctl.config.nearest import did_you_mean
 from gemctl.errors import InputError
 from gemctl.specs.yaml_file import KeyPath, YamlFile, read
 
-GROUPS = [
-    "run", "train", "recover", "data", "model", "precision", "optim", "topology", "cluster", "checkpoint", "launcher",
-    "experiment",
-]  # fmt: skip
 BUILT_IN = Path(__file__).resolve().parent.parent / "configs"
 Choices = tuple[tuple[str, str], ...]
 

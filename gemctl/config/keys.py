@@ -5,6 +5,7 @@
 The schema is the only list of keys: errors, suggestions and docs/reference.md all come from it.
 """
 
+import dataclasses
 import functools
 import itertools
 from typing import Any
@@ -17,6 +18,7 @@ from gemctl.specs.limits import INT64_MAX
 from gemctl.specs.yaml_file import KeyPath
 
 Node = dict[str, Any]
+GROUPS = [*(group.name for group in dataclasses.fields(Config)), "experiment"]
 
 
 @functools.cache
@@ -141,7 +143,7 @@ def offer_keys(key: str) -> str:
     parts = key.lower().split(".")
     limit = min(3, max(1, len(parts[-1]) // 3))
     ranked = []
-    for known in all_keys():
+    for known in [*all_keys(), *GROUPS[-1:]]:
         others = known.lower().split(".")
         whole = edits(key.lower(), known.lower(), limit)
         moved = edits(parts[-1], others[-1], 1)

@@ -12,8 +12,8 @@ Its values stand over the chosen groups, and the command line stands over it.
 from dataclasses import dataclass, field
 from typing import Any
 
-from gemctl.config.groups import GROUPS, Groups
-from gemctl.config.keys import find, is_mapping
+from gemctl.config.groups import Groups
+from gemctl.config.keys import GROUPS, find, is_mapping
 from gemctl.config.nearest import did_you_mean
 from gemctl.config.overrides import Setting, unknown_key
 from gemctl.specs.yaml_file import KeyPath, YamlFile, dotted

@@ -177,8 +177,8 @@ class LauncherConfig:
 
     __pydantic_config__ = FORBID
     kind: Annotated[Literal["local"], Field(description="local: processes on this machine")] = "local"
-    nodes: Annotated[Positive, Field(description="hosts")] = 1
-    ranks_per_node: Annotated[Positive, Field(description="ranks on each host")] = 1
+    nodes: Annotated[int, Field(ge=1, le=65_536, description="hosts")] = 1
+    ranks_per_node: Annotated[int, Field(ge=1, le=256, description="ranks on each host")] = 1
 
 
 @dataclass

@@ -7,7 +7,8 @@ import jsonschema
 import pytest
 
 from gemctl.config.compose import compose, from_yaml, json_schema, to_yaml
-from gemctl.config.groups import GROUPS, Groups
+from gemctl.config.groups import Groups
+from gemctl.config.keys import GROUPS
 from gemctl.errors import InputError
 from gemctl.render.show import plain
 

@@ -1,0 +1,197 @@
+"""The command line itself: help, exit codes, unknown words, what gets imported, where output goes."""
+
+import argparse
+import importlib.util
+import json
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gemctl import cli
+from gemctl.config.compose import compose, to_yaml
+from gemctl.errors import DoesNotFit, GemctlError, InputError, Interrupted
+from gemctl.reference import EXIT_CODES, reference
+from gemctl.render.show import RENDERERS, plain
+
+
+def python(code: str) -> Any:
+    """The JSON that `code` prints in a fresh interpreter."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_help_is_quick_and_imports_nothing_heavy() -> None:
+    heavy = ["torch", "pydantic", "hydra", "omegaconf", "yaml", "rich", "numpy", "pyarrow", "dataclasses"]
+    code = (
+        "import contextlib, io, json, sys; from gemctl.cli import main\n"
+        "with contextlib.redirect_stdout(io.StringIO()) as out: code = main(['--help'])\n"
+        f"print(json.dumps([code, out.getvalue(), [name for name in {heavy} if name in sys.modules]]))"
+    )
+    started = time.monotonic()
+    code, text, imported = python(code)
+    seconds = time.monotonic() - started
+    assert (code, imported) == (0, [])
+    assert all(name in text for name in cli.COMMANDS)
+    assert seconds < 0.3 or cpu_is_busy(), f"{seconds:.2f} s"
+
+
+def cpu_is_busy() -> bool:
+    """True if even an empty interpreter takes long, so that a time says nothing about gemctl."""
+    started = time.monotonic()
+    subprocess.run([sys.executable, "-c", "pass"], check=True)
+    return time.monotonic() - started > 0.1
+
+
+def test_bad_input_imports_no_torch(tmp_path: Path) -> None:
+    (tmp_path / "my.yaml").write_text("train:\n  stepz: 3\n", encoding="utf-8")
+    file = str(tmp_path / "my.yaml")
+    code = (
+        "import contextlib, io, json, sys; from gemctl.cli import main\n"
+        "with contextlib.redirect_stderr(io.StringIO()) as err: "
+        f"code = main(['train', {file!r}, 'model.dimm=3', 'train.lr=1', 'train.steps=x', 'run.seed=1', 'run.seed=2'])\n"
+        "print(json.dumps([code, err.getvalue().splitlines(), [n for n in sys.modules if n.startswith('torch')]]))"
+    )
+    code, lines, torch = python(code)
+    assert (code, torch) == (2, [])
+    assert len(lines) == 5
+    assert lines[0] == f"error: {file}:2: unknown key 'train.stepz'; did you mean train.steps?"
+
+
+def test_no_torch_free_module_reaches_torch_on_the_way_to_a_dry_run() -> None:
+    code = (
+        "import contextlib, io, json, os, sys, tempfile; from gemctl.cli import main\n"
+        "os.chdir(tempfile.mkdtemp())\n"
+        "with contextlib.redirect_stdout(io.StringIO()) as out: code = main(['train', '--dry-run', '--json'])\n"
+        "print(json.dumps([code, json.loads(out.getvalue()), [n for n in sys.modules if n.split('.')[0] == 'torch']]))"
+    )
+    code, shown, torch = python(code)
+    assert (code, torch) == (0, [])
+    assert shown["plan"]["topology"]["world_size"] == 4
+    (role,) = shown["request"]["roles"]
+    assert role["args"][:2] == ["-m", "gemctl.agent"]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["trian"], "error: 'trian': unknown command; did you mean train?\n"),
+        (["train", "--dryrun"], "error: --dryrun: unknown argument; did you mean --dry-run?\n"),
+        (["train", "--config-dri=x"], "error: --config-dri=x: unknown argument; did you mean --config-dir?\n"),
+        (["train", "--config-dir"], "error: gemctl train: argument --config-dir: expected one argument"),
+        (["train", "--cfg", "--dry-run"], "error: gemctl train: argument --dry-run: not allowed with argument --cfg"),
+        (["config", "exprot"], "error: gemctl config: 'exprot': unknown ACTION; did you mean export?\n"),
+        (["config"], "error: gemctl config: the following arguments are required: ACTION"),
+        (["config", "export", "--ouut", "x"], "error: --ouut: unknown argument; did you mean --out?\n"),
+        (["train", "a.yaml", "b.yaml"], "error: a.yaml b.yaml: more than one file"),
+        (["train", "nowhere.yaml"], "error: nowhere.yaml: cannot be read: No such file or directory\n"),
+    ],
+)
+def test_wrong_words_exit_2_with_the_nearest_right_one(
+    words: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(words) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith(expected)
+
+
+def test_options_may_stand_between_words(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train", "train.steps=3", "--cfg", "model.dim=64", "--json", "run.name=x"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown == plain(compose(None, ["train.steps=3", "model.dim=64", "run.name=x"]))
+
+
+def test_cfg_and_export_print_what_composes_to_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["experiment=ml100k", "train.steps=9"]
+    assert cli.main(["train", *words, "--cfg"]) == 0
+    printed = capsys.readouterr().out
+    assert printed == to_yaml(compose(None, words))
+    out = tmp_path / "out.yaml"
+    assert cli.main(["config", "export", *words, "-o", str(out)]) == 0
+    assert out.read_text(encoding="utf-8") == printed
+    capsys.readouterr()
+    assert cli.main(["config", "export", str(out)]) == 0
+    assert capsys.readouterr().out == printed
+    assert cli.main(["config", "export", "-o", str(tmp_path / "no/out.yaml")]) == 2
+
+
+@dataclass
+class Value:
+    number: float
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "message"),
+    [
+        (InputError(["a: wrong", "b: wrong too"]), 2, "error: a: wrong\nerror: b: wrong too\n"),
+        (GemctlError("rank 1 died"), 1, "error: rank 1 died\n"),
+        (DoesNotFit("too large"), 3, "error: too large\n"),
+        (Interrupted("stopped"), 130, "error: stopped\n"),
+        (KeyboardInterrupt(), 130, "interrupted\n"),
+    ],
+)
+def test_exit_codes(
+    raised: BaseException,
+    code: int,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail(args: argparse.Namespace) -> None:
+        raise raised
+
+    monkeypatch.setattr("gemctl.commands.config.run", fail)
+    assert cli.main(["config", "export"]) == code
+    assert capsys.readouterr().err == message
+    assert code in EXIT_CODES and str(code) in cli.EPILOG
+
+
+def test_an_unexpected_error_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(args: argparse.Namespace) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("gemctl.commands.config.run", fail)
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["config", "export"])
+
+
+def test_no_command_is_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == "" and shown.err.startswith("usage: gemctl")
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([name, "--help"]) == 0
+    assert capsys.readouterr().out.startswith(f"usage: gemctl {name}")
+    for leaf in cli.parser_of(name).leaves():
+        assert "--json" in leaf.format_help()
+
+
+def test_every_renderer_and_its_class_exist() -> None:
+    for value, render in RENDERERS.items():
+        module, name = value.rsplit(".", 1)
+        assert hasattr(importlib.import_module(module), name), value
+        module, name = render.split(":")
+        assert hasattr(importlib.import_module(module), name), render
+
+
+def test_json_has_no_nan() -> None:
+    value = {"a": [Value(float("nan")), Value(1.5)], "b": (Path("x/y"), float("inf")), 3: None}
+    assert plain(value) == {"a": [{"number": None}, {"number": 1.5}], "b": ["x/y", None], "3": None}
+
+
+def test_the_reference_is_up_to_date() -> None:
+    page = Path(__file__).resolve().parents[2] / "docs/reference.md"
+    assert page.read_text(encoding="utf-8") == reference(), "run `make docs`"
+
+
+def test_the_reference_says_what_every_key_means() -> None:
+    rows = [line for line in reference().splitlines() if line.startswith("| `")]
+    assert [row for row in rows if row.endswith("|  |")] == []
