@@ -25,12 +25,12 @@ class Section:
 
 def report(value: Report) -> Any:
     """The report for a terminal."""
-    return _rich(sections(value))
+    return rich(sections(value))
 
 
 def diff(value: Diff) -> Any:
     """Two runs side by side for a terminal."""
-    return _rich(diff_sections(value))
+    return rich(diff_sections(value))
 
 
 def sections(value: Report) -> list[Section]:
@@ -193,7 +193,7 @@ def _delta(first: float | None, second: float | None, shown: Callable[[float | N
     return ("+" if difference >= 0 else "−") + shown(abs(difference))
 
 
-def _rich(found: list[Section]) -> Any:
+def rich(found: list[Section]) -> Any:
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text

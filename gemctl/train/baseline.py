@@ -11,14 +11,17 @@ its own label; rows to score see the means over the whole training file. Event h
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
 from gemctl.data.batch import Batch
 from gemctl.specs.data import FeatureSpec
+
+if TYPE_CHECKING:
+    from sklearn.linear_model import LogisticRegression
 
 SMOOTHING = 20.0  # pseudo-rows at the base rate that every id starts with
 Floats = np.ndarray
@@ -45,7 +48,7 @@ class Baseline:
     means: dict[str, _IdMeans]
     centre: Floats  # [F]
     scale: Floats  # [F]
-    models: list[LogisticRegression | None]
+    models: "list[LogisticRegression | None]"
 
     def logits(self, batch: Batch) -> Tensor:
         """Log-odds float32 [B, T] of rows that come after the training file."""
@@ -85,10 +88,12 @@ def fit(batches: Iterable[Batch], spec: FeatureSpec) -> Baseline:
     return Baseline(spec, base, means, centre, scale, models)
 
 
-def _fit_task(features: Floats, label: Floats, weight: Floats) -> LogisticRegression | None:
+def _fit_task(features: Floats, label: Floats, weight: Floats) -> "LogisticRegression | None":
     counted = weight > 0
     if len(np.unique(label[counted])) < 2:
         return None
+    from sklearn.linear_model import LogisticRegression  # 1 s
+
     model = LogisticRegression(max_iter=200)
     return model.fit(features[counted], label[counted], sample_weight=weight[counted])
 

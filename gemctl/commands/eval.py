@@ -1,0 +1,96 @@
+"""`gemctl eval`: scores a data set with a checkpoint of a run, a logistic regression beside it on the same rows.
+
+gemctl eval RUN                              # the newest verified checkpoint on data.eval
+gemctl eval RUN --data FILE --checkpoint 300 --out scores.parquet
+"""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gemctl.errors import GemctlError, InputError
+
+if TYPE_CHECKING:
+    from gemctl.run.directory import RunDir
+    from gemctl.run.manifest import Checkpoint
+    from gemctl.run.scores import Evaluation
+
+HELP = "Score a data set with a checkpoint."
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="path of a run, its id or a unique prefix of it")
+    parser.add_argument("--root", default="runs", metavar="DIR", help="where run directories lie (default: runs)")
+    parser.add_argument("--data", metavar="FILE", help="Parquet file or folder (default: the run's data.eval)")
+    parser.add_argument("--checkpoint", type=int, metavar="STEP", help="default: the newest that verifies")
+    parser.add_argument("--out", metavar="FILE", help="also write every row's scores to this Parquet file")
+
+
+def run(args: argparse.Namespace) -> "Evaluation":
+    from gemctl.run.directory import find
+    from gemctl.run.scores import Evaluation
+
+    if args.out is not None and not Path(args.out).absolute().parent.is_dir():
+        raise InputError(f"--out {args.out}: cannot be written: its folder does not exist")
+    chosen = find(args.run, args.root)
+    checkpoint, notes = choose(chosen, args.checkpoint)
+    data = args.data or _eval_data(chosen, checkpoint)
+    result = _score(chosen, checkpoint, data, args.out)
+    return Evaluation(chosen.run_id, checkpoint.path.name, checkpoint.step, data, out=args.out, notes=notes, **result)
+
+
+def choose(run: "RunDir", step: int | None) -> "tuple[Checkpoint, list[str]]":
+    """The checkpoint after `step` steps, or the newest that verifies with the reasons why newer ones do not."""
+    from gemctl.run.manifest import checkpoints, newest_verified, verify
+
+    if step is None:
+        newest, refused = newest_verified(run)
+        if newest is None:
+            raise InputError([f"{run.path}: no checkpoint that verifies", *refused])
+        return newest, refused
+    valid = [checkpoint for checkpoint in checkpoints(run) if checkpoint.flaw is None]
+    wanted = [checkpoint for checkpoint in valid if checkpoint.step == step]
+    if not wanted:
+        steps = ", ".join(str(checkpoint.step) for checkpoint in valid) or "none"
+        raise InputError(f"--checkpoint {step}: {run.path} has no checkpoint of that step (it has {steps})")
+    if faults := verify(wanted[0].path):
+        raise InputError(faults)
+    return wanted[0], []
+
+
+def _eval_data(run: "RunDir", checkpoint: "Checkpoint") -> str:
+    from gemctl.config.compose import from_yaml
+
+    file = run.attempt(checkpoint.attempt).config
+    data = from_yaml(file.read_text(), str(file)).data.eval
+    if data is None:
+        raise InputError("the run has no data.eval: name the rows to score with --data FILE")
+    return data
+
+
+def _score(run: "RunDir", checkpoint: "Checkpoint", data: str, out: str | None) -> dict[str, Any]:
+    """Runs gemctl.train.evaluate; its problems become this command's."""
+    from gemctl.run.files import read_json
+
+    with tempfile.TemporaryDirectory(prefix="gemctl-eval-") as folder:
+        result = Path(folder) / "result.json"
+        command = [
+            sys.executable,
+            "-m",
+            "gemctl.train.evaluate",
+            str(run.path),
+            str(checkpoint.path),
+            data,
+            str(result),
+        ]
+        code = subprocess.run([*command, *(["--out", out] if out else [])], check=False).returncode
+        found = read_json(result) if result.exists() else {}
+    if code == InputError.exit_code and "problems" in found:
+        raise InputError(found["problems"])
+    if code != 0:
+        detail = "\n".join(found.get("problems", [])) or f"the scoring process ended with exit code {code}; see above"
+        raise GemctlError(detail)
+    return found

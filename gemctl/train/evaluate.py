@@ -1,0 +1,155 @@
+"""Scores all rows of a data set, in order, with a checkpoint, and with the logistic regression beside it; one process.
+
+    python -m gemctl.train.evaluate RUN CHECKPOINT DATA RESULT.json [--out scores.parquet]
+
+`gemctl eval` starts it, as commands import no torch, and reads RESULT.json: the figures, or what was wrong.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gemctl.checkpoint.load import load
+from gemctl.cluster.host import this_host
+from gemctl.config.compose import from_yaml
+from gemctl.config.schema import Config, LauncherConfig, TopologyConfig
+from gemctl.data.batch import Batch
+from gemctl.data.loader import eval_batches, open_source
+from gemctl.errors import GemctlError, InputError
+from gemctl.mesh.topology import resolve
+from gemctl.parallel.assemble import ShardedModel, assemble
+from gemctl.plan.tables import place
+from gemctl.run.directory import RunDir
+from gemctl.run.files import create_json
+from gemctl.run.manifest import read
+from gemctl.specs import feature_spec
+from gemctl.specs.data import FeatureSpec
+from gemctl.train import baseline
+from gemctl.train.metrics import TaskMetrics
+from gemctl.train.optim import DenseOptimizer
+
+BASELINE_ROWS = 65_536  # rows read at a time
+
+
+class Evaluator:
+    """A checkpoint's model in this process, which becomes a world of one; on a GPU if the run was and one is here."""
+
+    def __init__(self, config: Config, checkpoint: Path, data: str) -> None:
+        self.config = config
+        self.spec = feature_spec.load(config.data.spec)
+        open_source(data, config.data, self.spec).close()  # what is wrong with the rows shows before the slow part
+        self._data = replace(config.data, eval=data)
+        cuda = config.cluster.device == "cuda" and torch.cuda.is_available()
+        self.device = torch.device("cuda", 0) if cuda else torch.device("cpu")
+        dist.init_process_group("nccl" if cuda else "gloo", store=dist.HashStore(), rank=0, world_size=1)
+        topology = resolve(TopologyConfig(world_size=1), LauncherConfig(nodes=1, ranks_per_node=1))
+        tables = place(self.spec, config.model.dim, TopologyConfig(world_size=1), topology.mp_shard)
+        self.model: ShardedModel = assemble(config, self.spec, topology, tables, self.device)
+        optimizer = DenseOptimizer(self.model.dense, config.optim.dense)
+        # A checkpoint is loaded whole, so that nothing in it can go unread unnoticed.
+        load(checkpoint, self.model.state() | optimizer.state())
+
+    def score(self) -> Iterator[tuple[Batch, Tensor]]:
+        """(batch, logits float32 [B, T]) over all rows of `data`, in order."""
+        rows = self.config.train.global_batch
+        for batch in eval_batches(self._data, self.spec, global_batch=rows, rank=0, world=1):
+            yield batch, self.model.predict(batch.to(self.device), max(1, len(batch))).cpu()
+
+
+def evaluate(run: RunDir, checkpoint: Path, data: str, out: Path | None) -> dict[str, Any]:
+    """The figures of model and baseline over the same rows; writes `out` (Parquet) if asked."""
+    start = time.perf_counter()
+    manifest = read(checkpoint)
+    config_file = run.attempt(manifest.attempt).config
+    evaluator = Evaluator(from_yaml(config_file.read_text(), str(config_file)), checkpoint, data)
+    spec = evaluator.spec
+    fitted, reason = _fit_baseline(evaluator.config, spec)
+    tasks = [label.name for label in spec.labels]
+    own, other = TaskMetrics(tasks), TaskMetrics(tasks)
+    scores = ScoreFile(out, tasks) if out is not None else None
+    rows = 0
+    for batch, logits in evaluator.score():
+        own.update(logits, batch.labels, batch.label_mask, batch.weight, batch.true_probability)
+        if fitted is not None:
+            known = (batch.labels, batch.label_mask, batch.weight, batch.true_probability)
+            other.update(fitted.logits(batch), *known)
+        if scores is not None:
+            scores.write(batch, logits)
+        rows += len(batch)
+    if scores is not None:
+        scores.close()
+    return {
+        "rows": rows,
+        "seconds": time.perf_counter() - start,
+        "tasks": own.compute(),
+        "baseline": other.compute() if fitted is not None else None,
+        "baseline_reason": reason,
+    }
+
+
+def _fit_baseline(config: Config, spec: FeatureSpec) -> tuple[baseline.Baseline | None, str | None]:
+    """The logistic regression on the training rows, or why there is none."""
+    settings = replace(config.data, eval=config.data.train, histories="empty")
+    try:
+        return baseline.fit(eval_batches(settings, spec, global_batch=BASELINE_ROWS, rank=0, world=1), spec), None
+    except InputError as error:
+        return None, f"the training rows can't be read: {error}"
+
+
+class ScoreFile:
+    """Parquet with a row for each scored row, in order: `row` (its number in the data set), and for each task
+    `label_TASK`, `mask_TASK` (0: the label does not count) and `score_TASK` (the probability that the label is 1)."""
+
+    def __init__(self, path: Path, tasks: list[str]) -> None:
+        self._path, self._tasks = path, tasks
+        self._draft = path.with_name(f".{path.name}.partial")
+        fields = [pa.field("row", pa.int64())]
+        for task in tasks:
+            fields += [pa.field(f"{column}_{task}", pa.float32()) for column in ("label", "mask", "score")]
+        self._writer = pq.ParquetWriter(self._draft, pa.schema(fields))
+
+    def write(self, batch: Batch, logits: Tensor) -> None:
+        columns = [batch.rows.numpy()]
+        for task in range(len(self._tasks)):
+            columns += [values[:, task].numpy() for values in (batch.labels, batch.label_mask, logits.sigmoid())]
+        self._writer.write_table(pa.table([pa.array(column) for column in columns], schema=self._writer.schema))
+
+    def close(self) -> None:
+        """Makes the file appear, whole."""
+        self._writer.close()
+        self._draft.replace(self._path)
+
+
+def main(arguments: list[str]) -> int:
+    """Writes the result, or the problems of a GemctlError, to RESULT.json; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m gemctl.train.evaluate")
+    for name in ("run", "checkpoint", "data", "result"):
+        parser.add_argument(name)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args(arguments)
+    torch.set_num_threads(this_host(gpus=False).cores)
+    try:
+        result = evaluate(RunDir.open(args.run), Path(args.checkpoint), args.data, args.out)
+    except GemctlError as error:
+        problems = error.problems if isinstance(error, InputError) else [str(error)]
+        create_json(Path(args.result), {"problems": problems})
+        return error.exit_code
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+    create_json(Path(args.result), result)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
