@@ -92,6 +92,7 @@ class Worker:
             self._load(trainer, base.checkpoint)
         finished = trainer.run(base.step)
         self._enter("close", self.config.train.steps)
+        trainer.log.finish(trainer.done)
         trainer.log.close()
         trainer.saver.close()
         dist.barrier()

@@ -64,10 +64,11 @@ class Trainer:
         """Trains from `start_step` to the configured end; True if it got there, False if it was asked to stop."""
         stepper = Stepper(self.config, self.model, self.optimizer, self.ledger)
         train = self.config.train
-        loader = Loader(
-            self.config.data, self.spec, global_batch=train.global_batch, seed=self.config.run.seed,
-            rank=self.rank, world=self.world, start_step=start_step,
-        )  # fmt: skip
+        with self.ledger.part("data_wait"):
+            loader = Loader(
+                self.config.data, self.spec, global_batch=train.global_batch, seed=self.config.run.seed,
+                rank=self.rank, world=self.world, start_step=start_step,
+            )  # fmt: skip
         self.done = saved = start_step
         try:
             while self.done < train.steps:
