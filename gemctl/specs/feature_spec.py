@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from gemctl.errors import InputError
+from gemctl.specs import yaml_file
 from gemctl.specs.data import FeatureSpec, LabelSpec
+from gemctl.specs.yaml_file import KeyPath, YamlFile, dotted
 
-Path_ = tuple[str | int, ...]
-Lines = dict[Path_, int]
-Named = list[tuple[Path_, str]]
+Named = list[tuple[KeyPath, str]]
 
 
 def load(path: str | Path) -> FeatureSpec:
@@ -31,16 +31,16 @@ def load(path: str | Path) -> FeatureSpec:
 
 def parse(text: str, source: str) -> FeatureSpec:
     """The spec in `text`; `source` names it in problems."""
-    data, lines, problems = _parse_yaml(text, source)
-    if problems:
-        raise InputError(problems)
-    if not isinstance(data, dict):
+    file = yaml_file.parse(text, source)
+    if file.problems:
+        raise InputError(file.problems)
+    if not isinstance(file.data, dict) or not file.data:
         raise InputError(f"{source}:1: a feature spec is a mapping of keys (name, tables, labels, …)")
-    if data.get("format", 1) != 1:
-        raise InputError(f"{_at(source, lines, ('format',))}: format {data['format']!r}: this gemctl reads format 1")
-    spec, problems = _validate(data, source, lines)
+    if file.data.get("format", 1) != 1:
+        raise InputError(f"{file.at(('format',))}: format {file.data['format']!r}: this gemctl reads format 1")
+    spec, problems = _validate(file)
     if spec is not None:
-        problems += [f"{_at(source, lines, path)}: {text}" for path, text in _cross_checks(spec)]
+        problems += [f"{file.at(path)}: {text}" for path, text in _cross_checks(spec)]
     if problems or spec is None:
         raise InputError(problems)
     return spec
@@ -56,47 +56,14 @@ def _read(source: str) -> str:
         raise InputError(f"{source}: the feature spec can't be read: {error}") from error
 
 
-def _parse_yaml(text: str, source: str) -> tuple[Any, Lines, list[str]]:
-    """Plain data, the line of every key and item, and what YAML itself finds wrong (double keys too)."""
-    import yaml
-
-    try:
-        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)
-        root = loader.get_single_node()
-        data = loader.construct_document(root) if root is not None else None
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: 2026-13-40 is no date
-        mark = getattr(error, "problem_mark", None)
-        line = mark.line + 1 if mark else 1
-        return None, {}, [f"{source}:{line}: not YAML: {getattr(error, 'problem', None) or error}"]
-    lines: Lines = {(): 1}
-    problems: list[str] = []
-
-    def walk(node: Any, path: Path_) -> None:
-        if isinstance(node, yaml.MappingNode):
-            for key, value in node.value:
-                below = (*path, key.value)
-                line = key.start_mark.line + 1
-                if below in lines:
-                    problems.append(f"{source}:{line}: {_dotted(below)}: set twice, first in line {lines[below]}")
-                lines[below] = line
-                walk(value, below)
-        elif isinstance(node, yaml.SequenceNode):
-            for index, value in enumerate(node.value):
-                lines[(*path, index)] = value.start_mark.line + 1
-                walk(value, (*path, index))
-
-    walk(root, ())
-    return data, lines, problems
-
-
-def _validate(data: dict[str, Any], source: str, lines: Lines) -> tuple[FeatureSpec | None, list[str]]:
+def _validate(file: YamlFile) -> tuple[FeatureSpec | None, list[str]]:
     from pydantic import ValidationError
 
     try:
         # through JSON: only there does strict mode take mappings for dataclasses
-        return _adapter().validate_json(json.dumps(data, default=str), strict=True), []
+        return _adapter().validate_json(json.dumps(file.data), strict=True), []
     except ValidationError as error:
-        return None, [_explain(problem, source, lines) for problem in error.errors()]
+        return None, [_explain(problem, file) for problem in error.errors()]
 
 
 @cache
@@ -106,17 +73,17 @@ def _adapter() -> Any:
     return TypeAdapter(FeatureSpec)
 
 
-def _explain(problem: Mapping[str, Any], source: str, lines: Lines) -> str:
+def _explain(problem: Mapping[str, Any], file: YamlFile) -> str:
     path = tuple(problem["loc"])
-    place = _at(source, lines, path)
+    place = file.at(path)
     if problem["type"] == "unexpected_keyword_argument":
-        return f"{place}: {_dotted(path)}: unknown key{_nearest(str(path[-1]), _keys_at(path[:-1]))}"
+        return f"{place}: {dotted(path)}: unknown key{_nearest(str(path[-1]), _keys_at(path[:-1]))}"
     if problem["type"] == "missing":
-        return f"{place}: {_dotted(path)}: this key is needed"
-    return f"{place}: {_dotted(path)}: {problem['msg']}, not {problem['input']!r}"
+        return f"{place}: {dotted(path)}: this key is needed"
+    return f"{place}: {dotted(path)}: {problem['msg']}, not {problem['input']!r}"
 
 
-def _keys_at(path: Path_) -> list[str]:
+def _keys_at(path: KeyPath) -> list[str]:
     """Legal keys of the mapping at `path`."""
     from typing import get_args, get_type_hints
 
@@ -127,7 +94,7 @@ def _keys_at(path: Path_) -> list[str]:
     return [f.name for f in fields(kind)]
 
 
-def _cross_checks(spec: FeatureSpec) -> Iterable[tuple[Path_, str]]:
+def _cross_checks(spec: FeatureSpec) -> Iterable[tuple[KeyPath, str]]:
     yield from _unique("table", [(("tables", i), table.name) for i, table in enumerate(spec.tables)])
     yield from _unique("sequence", [(("sequences", i), sequence.name) for i, sequence in enumerate(spec.sequences)])
     yield from _unique("label", [(("labels", i), label.name) for i, label in enumerate(spec.labels)])
@@ -149,20 +116,20 @@ def _cross_checks(spec: FeatureSpec) -> Iterable[tuple[Path_, str]]:
         yield from _leaks(spec, i, label)
 
 
-def _unique(kind: str, named: Named) -> Iterable[tuple[Path_, str]]:
+def _unique(kind: str, named: Named) -> Iterable[tuple[KeyPath, str]]:
     count = Counter(name for _, name in named)
     seen: set[str] = set()
     for path, name in named:
         if not name:
-            yield path, f"{_dotted(path)}.name: empty"
+            yield path, f"{dotted(path)}.name: empty"
         elif "." in name or "/" in name:
-            yield path, f"{_dotted(path)}.name: {name!r}: '.' and '/' are not allowed in names"
+            yield path, f"{dotted(path)}.name: {name!r}: '.' and '/' are not allowed in names"
         elif count[name] > 1 and name in seen:
-            yield path, f"{_dotted(path)}.name: {name!r}: a {kind} of this name exists already"
+            yield path, f"{dotted(path)}.name: {name!r}: a {kind} of this name exists already"
         seen.add(name)
 
 
-def _table_checks(spec: FeatureSpec) -> Iterable[tuple[Path_, str]]:
+def _table_checks(spec: FeatureSpec) -> Iterable[tuple[KeyPath, str]]:
     names = [table.name for table in spec.tables]
     uses: Named = [(("categorical", i, "table"), f.table) for i, f in enumerate(spec.categorical)]
     for i, sequence in enumerate(spec.sequences):
@@ -171,7 +138,7 @@ def _table_checks(spec: FeatureSpec) -> Iterable[tuple[Path_, str]]:
         uses += [(("sequences", i, "ids", j, "table"), feature.table) for j, feature in enumerate(sequence.ids)]
     for path, name in uses:
         if name not in names:
-            yield path, f"{_dotted(path)}: no table {name!r}{_nearest(name, names)}"
+            yield path, f"{dotted(path)}: no table {name!r}{_nearest(name, names)}"
     used = {name for _, name in uses}
     for i, name in enumerate(names):
         if name not in used:
@@ -186,7 +153,7 @@ def _table_checks(spec: FeatureSpec) -> Iterable[tuple[Path_, str]]:
             )
 
 
-def _leaks(spec: FeatureSpec, index: int, label: LabelSpec) -> Iterable[tuple[Path_, str]]:
+def _leaks(spec: FeatureSpec, index: int, label: LabelSpec) -> Iterable[tuple[KeyPath, str]]:
     """A label's or mask's column that is a feature as well would train on the answer."""
     hidden = {label.column or label.name, label.mask}
     features: Named = [
@@ -195,21 +162,10 @@ def _leaks(spec: FeatureSpec, index: int, label: LabelSpec) -> Iterable[tuple[Pa
     features += [(("dense", i), feature.column or feature.name) for i, feature in enumerate(spec.dense)]
     for path, column in features:
         if column in hidden or column == spec.true_probability:
-            yield path, f"{_dotted(path)}: column {column!r} belongs to the answer (labels.{index}): not a feature"
+            yield path, f"{dotted(path)}: column {column!r} belongs to the answer (labels.{index}): not a feature"
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
     known = list(known)
     match = get_close_matches(name, known, n=1, cutoff=0.5)
     return f" (nearest: {match[0]})" if match else f" (known: {', '.join(known) or 'none'})"
-
-
-def _dotted(path: Path_) -> str:
-    return ".".join(str(part) for part in path) or "the spec"
-
-
-def _at(source: str, lines: Lines, path: Path_) -> str:
-    """file:line of `path`, or of its nearest ancestor that is in the file."""
-    while path and path not in lines:
-        path = path[:-1]
-    return f"{source}:{lines.get(path, 1)}"

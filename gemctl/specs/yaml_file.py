@@ -73,7 +73,7 @@ def parse(text: str, source: str) -> YamlFile:
         loader = Loader(text)
         root = loader.get_single_node()
         file.data = {} if root is None else _Walk(loader, file).value(root, ())
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: !!int x
         mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
         line = mark.line + 1 if mark else text.count("\n") + 1
         what = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
