@@ -37,8 +37,15 @@ from gemctl.run.files import JsonLog
 Work = Callable[[str, int], None]
 
 # What the ranks need; the worker brings the rest of gemctl with it.
-PRELOAD = ("torch", "torch.distributed.checkpoint", "torch.distributed.fsdp", "torchrec", "gemctl.worker")
-PEER_GRACE = 1.0  # seconds in which the other ranks may say what they saw before they are killed
+PRELOAD = (
+    "torch",
+    "torch.distributed.checkpoint",
+    "torch.distributed.fsdp",
+    "torch.distributed.launcher.api",
+    "torchrec",
+    "gemctl.worker",
+)
+PEER_GRACE = 0.5  # seconds in which the other ranks may say what they saw before they are killed
 STACK_GRACE = 0.5  # seconds for dumping stacks
 CLAIM_GRACE = 2.0  # seconds from the making of an attempt's folder to its claim.json
 POLL = 0.02
@@ -148,16 +155,17 @@ class Agent:
     def preload(self) -> Work:
         """Imports all that ranks need; returns the worker's main function."""
         start = time.monotonic()
+        gc.disable()  # imports make hardly any garbage, and looking for it takes long
         for name in PRELOAD:
             importlib.import_module(name)
+        gc.freeze()  # keeps the collectors of the ranks off the pages that they share
+        gc.enable()
         self._log.write({"event": "ready", "time": time.time(), "seconds": time.monotonic() - start})
         work: Work = importlib.import_module("gemctl.worker").main
         return work
 
     def serve(self, work: Work) -> int:
         """Runs attempts until one ends well, or nobody wants another; returns the exit code."""
-        gc.collect()
-        gc.freeze()  # keeps the collector of every rank off the pages they share
         while True:
             with Heartbeat(self.attempt, self.attempt.claim().heartbeat, self._superseded):
                 if not self._wait_for(self.attempt.request.exists):
@@ -181,9 +189,13 @@ class Agent:
             return self._ended(False)
         except Exception as error:
             monitor.kill()
-            self._log.write({"event": "error", "time": time.time(), "message": f"{type(error).__name__}: {error}"})
+            self.failed(error)
             return self._ended(False)
         return self._ended(True)
+
+    def failed(self, error: BaseException) -> None:
+        """Records that the agent itself failed."""
+        self._log.write({"event": "error", "time": time.time(), "message": f"{type(error).__name__}: {error}"})
 
     def _ended(self, well: bool) -> bool:
         if self._monitor is not None:
@@ -218,6 +230,7 @@ class Agent:
         if not self._wait_for(following.request.exists) or following.claim().owner != self.owner:
             return False
         self.attempt = following
+        _write_to(following.agent_output(self.node))
         self._log.close()
         self._log = self._open_log()
         return True
@@ -261,9 +274,7 @@ def _rank(work: Work, run_path: str, number: int, agent: int, registry: int) -> 
         signal.signal(quiet, signal.SIG_IGN)
     rank, attempt = env.rank(), RunDir(Path(run_path)).attempt(number)
     os.environ["GEMCTL_ATTEMPT"] = str(number)
-    output = os.open(attempt.rank_output(rank), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
+    _write_to(attempt.rank_output(rank))
     # Stays registered for as long as the process lives: a rank that has returned may still be asked for its stack.
     faulthandler.register(signal.SIGUSR1, file=attempt.rank_stack(rank).open("w"), all_threads=True)
     os.write(registry, f"{rank} {os.getpid()}\n".encode())
@@ -275,6 +286,14 @@ def _rank(work: Work, run_path: str, number: int, agent: int, registry: int) -> 
         _flush()
         os._exit(1)  # no clean-up that might wait for the other ranks
     _flush()
+
+
+def _write_to(path: Path) -> None:
+    """From now on what this process writes to stdout and stderr goes to `path`."""
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    os.close(fd)
 
 
 def _flush() -> None:
@@ -294,9 +313,14 @@ def main(argv: list[str] | None = None) -> int:
     process.die_with_parent(os.getppid())
     if claim.host == socket.gethostname() and not process.running(claim.pid):
         return 1  # whoever started this agent is dead already
+    _write_to(attempt.agent_output(args.node))
     agent = Agent(run, attempt, args.node)
     agent.take_signals()
-    return agent.serve(agent.preload())
+    try:
+        return agent.serve(agent.preload())
+    except BaseException as error:
+        agent.failed(error)
+        raise
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ import contextlib
 import os
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 
 from gemctl.config.schema import LauncherConfig
 from gemctl.errors import InputError
@@ -83,8 +82,3 @@ def _handlers_kept() -> Iterator[None]:
     finally:
         for number, handler in kept.items():
             signal.signal(number, handler)
-
-
-def agent_output(attempt: Attempt) -> list[Path]:
-    """What agents wrote to stdout and stderr in the attempt that they began with."""
-    return sorted((attempt.logs / "torchx").glob(f"{SESSION}/*/*/*/std*.log"))

@@ -31,7 +31,7 @@ INNERMOST = 4  # frames of a stack that decide whether it waits for other ranks
 
 @dataclass(frozen=True)
 class Cause:
-    """`kind`: signal, exception, exit, hang, peer (a rank lost another one) or agent (no rank is to blame)."""
+    """`kind`: signal, exception, exit, hang, peer (a rank lost another one); agent, takeover: no rank is to blame."""
 
     kind: str
     rank: int | None
@@ -78,7 +78,8 @@ def root_cause(attempt: Attempt, ranks: Sequence[RankRecord], hung_for: float | 
     if lost:
         first = min(lost, key=_failure_time)
         return _of_rank(attempt, first, "peer", f"{_exception(first)} (no rank failed before it)")
-    return Cause("agent", None, None, None, agent or "the agent ended without a word", None)
+    detail = f"the agent failed: {agent}" if agent else "the agent ended without a word"
+    return Cause("agent", None, None, None, detail, str(attempt.agent_output(0)))
 
 
 def _of_rank(attempt: Attempt, record: RankRecord, kind: str, detail: str) -> Cause:

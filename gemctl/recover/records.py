@@ -25,7 +25,7 @@ class RankRecord:
     exit: dict[str, Any] | None = None
     result: str | None = None  # finished, stopped
     trained: bool = False  # it has begun a step
-    progress: float = field(default_factory=time.monotonic)  # when its last line was seen, on this process's clock
+    progress: float = field(default_factory=time.monotonic)  # when its last sign was seen, on this process's clock
 
     @property
     def idle(self) -> float:
@@ -90,8 +90,13 @@ class Records:
         """True once a rank has begun a step: there is something that a save could keep."""
         return any(record.trained for record in self.ranks)
 
+    @property
+    def started(self) -> bool:
+        """True once every rank has a process."""
+        return all(record.pid is not None for record in self.ranks)
+
     def stalled(self, seconds: float) -> bool:
-        """True if a rank that has not ended has given no sign for `seconds`."""
+        """True if a rank that has not ended (or has not been started) has given no sign for `seconds`."""
         return any(not record.ended and record.idle > seconds for record in self.ranks)
 
     def step(self) -> int | None:

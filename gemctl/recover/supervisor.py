@@ -28,7 +28,7 @@ from gemctl.run.files import JsonLog
 from gemctl.run.manifest import checkpoints, newest_verified
 
 POLL = 0.02
-AGENT_POLL = 0.2
+AGENT_POLL = 0.2  # seconds between looks at what costs more: the agent's process, the attempts' folder
 KILL_GRACE = 3.0  # seconds an agent has to kill its ranks and say so before it is killed itself
 FAIL_GRACE = 3.0  # seconds between a rank's own failure and its end
 
@@ -156,7 +156,7 @@ class _Supervisor:
         """Waits for the attempt's end; whatever has to be killed is killed when this returns."""
         records = Records(attempt)
         stopping = False
-        agent_seen = time.monotonic()
+        looked = time.monotonic()
         while True:
             records.update()
             self.follower.follow(attempt)
@@ -171,11 +171,13 @@ class _Supervisor:
                 requests.file(self.run, "stop")
                 self.follower.note("stopping: the ranks save at the end of this step (Ctrl-C again ends them at once)")
             if records.stalled(self.recover.watchdog):
-                return self._end_ranks(attempt, records, self.recover.watchdog)
+                return self._hung(attempt, records)
             if _lingering(records):
                 return self._end_ranks(attempt, records, None)
-            if time.monotonic() - agent_seen > AGENT_POLL:
-                agent_seen = time.monotonic()
+            if time.monotonic() - looked > AGENT_POLL:
+                looked = time.monotonic()
+                if not attempt.owns_run():
+                    return self._taken_over(records)
                 if not self.agents.running():
                     return self._without_agent(attempt, records)
             time.sleep(POLL)
@@ -186,6 +188,14 @@ class _Supervisor:
             return _End("stopped" if stopped else "finished", records.step())
         cause = root_cause(attempt, records.ranks, hung_for, records.agent_error)
         return _End("failed", cause.step if cause.step is not None else records.step(), cause)
+
+    def _hung(self, attempt: Attempt, records: Records) -> _End:
+        seconds = self.recover.watchdog
+        if records.started:
+            return self._end_ranks(attempt, records, seconds)
+        self._kill_all()
+        detail = f"no ranks were started within {seconds:.0f} s (recover.watchdog)"
+        return _End("failed", None, Cause("agent", None, None, None, detail, str(attempt.agent_output(0))))
 
     def _end_ranks(self, attempt: Attempt, records: Records, hung_for: float | None) -> _End:
         """Has the agents dump the ranks' stacks and kill them."""
@@ -203,6 +213,12 @@ class _Supervisor:
         records.update()
         return self._judge(attempt, records, None)
 
+    def _taken_over(self, records: Records) -> _End:
+        self._kill_all()
+        owner = self.run.attempts()[-1].number
+        cause = Cause("takeover", None, None, None, f"attempt {owner} owns the run now; this one has ended", None)
+        return _End("failed", records.step(), cause)
+
     def _kill(self, outcome: Literal["stopped", "killed"], records: Records) -> _End:
         self._kill_all()
         return _End(outcome, records.step())
@@ -219,7 +235,8 @@ class _Supervisor:
         """A crash is tried again within its budget; one before the first step would only come again."""
         records = Records(attempt)
         records.update()
-        return records.trained and spent < self.recover.budgets.crash and not self._stop_wanted(attempt)
+        wanted = attempt.owns_run() and not self._stop_wanted(attempt)
+        return wanted and records.trained and spent < self.recover.budgets.crash
 
     def _record(self, attempt: Attempt, end: _End) -> None:
         facts: dict[str, Any] = {"step": end.step}

@@ -83,6 +83,10 @@ class Attempt:
     def agent_log(self, node: int) -> Path:
         return self.path / f"agent-{node}.jsonl"
 
+    def agent_output(self, node: int) -> Path:
+        """What the agent that began with this attempt wrote to stdout and stderr."""
+        return self.logs / f"agent-{node}.log"
+
     def rank_log(self, rank: int) -> Path:
         """The rank's own record: stages and exceptions, JSON lines."""
         return self.ranks / f"{rank}.jsonl"

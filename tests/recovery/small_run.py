@@ -1,0 +1,254 @@
+"""Whole runs with a small worker: the real supervisor, agent and `elastic_launch`, forked from the preloaded server.
+
+    ends = run_world(1, supervise_all, [Case(str(tmp_path), inject="kill:rank=1,step=3")], gloo=False)[0]
+
+The worker joins gloo and goes through the stages of the real one: it agrees on stop requests by an all-reduce, "saves"
+and leaves. Only the model, the data and the launcher's process start are missing.
+"""
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gemctl.agent import Agent
+from gemctl.config.schema import BudgetsConfig, RecoverConfig
+from gemctl.errors import GemctlError
+from gemctl.recover.records import Records
+from gemctl.recover.supervisor import Prepared, run_attempts
+from gemctl.run import process, requests
+from gemctl.run.attempt import Attempt
+from gemctl.run.directory import RunDir
+from gemctl.run.files import create_json, read_log
+from gemctl.run.stages import Stage, StageRecorder
+
+RANKS = 3
+STEPS = 6
+STEP_SECONDS = 0.02
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run below `root`. `disturb` names what the supervisor's process does to it at step `at` of rank 0."""
+
+    root: str
+    inject: str = ""
+    watchdog: float = 60.0
+    crash_budget: int = 0
+    steps: int = STEPS
+    disturb: str = ""  # interrupt, interrupt_twice, kill_agent, kill_self, stop_rank, take_over
+    at: int = 2  # -1: in build
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a case ended. `seconds`: from the last sign of any rank to the end of everything."""
+
+    run: str
+    error: str | None
+    message: str
+    exit_code: int
+    seconds: float
+    left: list[int]
+    cause: dict[str, Any] | None
+    notes: list[str]
+
+    @property
+    def run_dir(self) -> RunDir:
+        return RunDir.open(self.run)
+
+
+def work(run_path: str, number: int) -> None:
+    """The small worker."""
+    import torch
+    import torch.distributed as dist
+
+    from gemctl.train.inject import maybe_inject
+
+    run = RunDir.open(run_path)
+    attempt = run.attempt(number)
+    rank, steps = int(os.environ["RANK"]), int(attempt.config.read_text())
+    stages = StageRecorder(attempt, rank)
+
+    def enter(stage: Stage, step: int | None) -> None:
+        stages.enter(stage, step)
+        maybe_inject(rank, stage, step)
+
+    dist.init_process_group("gloo")
+    enter("build", None)
+    dist.barrier()
+    done, stopped = attempt.base().step, False
+    while done < steps and not stopped:
+        enter("step", done)
+        time.sleep(STEP_SECONDS)
+        flag = torch.tensor([float(rank == 0 and bool(requests.pending(run, attempt)))])
+        dist.all_reduce(flag)
+        done, stopped = done + 1, bool(flag)
+    enter("save", done)
+    dist.barrier()
+    enter("close", done)
+    dist.barrier()
+    dist.destroy_process_group()
+    stages.finish("stopped" if stopped else "finished", done)
+
+
+class ForkedAgents:
+    """What a launcher does, with a fork in place of a new Python process."""
+
+    def __init__(self, run: RunDir) -> None:
+        self.run, self.pid = run, 0
+
+    def start(self, attempt: Attempt) -> None:
+        supervisor = os.getpid()
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.setsid()
+            log = os.open(attempt.agent_output(0), os.O_WRONLY | os.O_CREAT, 0o644)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            process.die_with_parent(supervisor)
+            agent = Agent(self.run, attempt, 0)
+            agent.take_signals()
+            os._exit(agent.serve(work))
+
+    def submit(self, attempt: Attempt) -> None:
+        create_json(attempt.request, {})
+
+    def running(self) -> bool:
+        return self.pid != 0 and os.waitpid(self.pid, os.WNOHANG)[0] == 0
+
+    def kill(self) -> list[int]:
+        if self.pid and process.running(self.pid):
+            os.killpg(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+        self.pid = 0
+        return process.wait_until_gone(pids(self.run), 3)
+
+
+def pids(run: RunDir) -> list[int]:
+    """Every process that the run's agents have named."""
+    lines = [line for attempt in run.attempts() for line in read_log(attempt.agent_log(0))]
+    return [line["pid"] for line in lines if line["event"] in {"agent", "rank"}]
+
+
+class Disturbing:
+    """A follower that disturbs the run once rank 0 has reached a step."""
+
+    def __init__(self, case: Case, run: RunDir) -> None:
+        self.case, self.run = case, run
+        self.notes: list[str] = []
+        self.done = not case.disturb
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def follow(self, attempt: Attempt) -> None:
+        if self.done:
+            return
+        records = Records(attempt)
+        records.update()
+        rank = records.ranks[0]
+        if rank.stage != "start" and (-1 if rank.step is None else rank.step) >= self.case.at:
+            self.done = True
+            DISTURBANCES[self.case.disturb](self.run, records)
+
+
+def _interrupt(run: RunDir, records: Records) -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def _interrupt_twice(run: RunDir, records: Records) -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def _kill_agent(run: RunDir, records: Records) -> None:
+    os.kill(pids(run)[0], signal.SIGKILL)
+
+
+def _kill_self(run: RunDir, records: Records) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _stop_rank(run: RunDir, records: Records) -> None:
+    os.kill(records.ranks[1].pid or 0, signal.SIGSTOP)
+
+
+def _take_over(run: RunDir, records: Records) -> None:
+    from gemctl.run.attempt import claim
+
+    claim(run.path, records.attempt.number + 1, nodes=1, ranks_per_node=RANKS, heartbeat=0.1)
+
+
+DISTURBANCES: dict[str, Callable[[RunDir, Records], None]] = {
+    "interrupt": _interrupt,
+    "interrupt_twice": _interrupt_twice,
+    "kill_agent": _kill_agent,
+    "kill_self": _kill_self,
+    "stop_rank": _stop_rank,
+    "take_over": _take_over,
+}
+
+
+def supervise(case: Case) -> Ended:
+    """Runs one case to its end, in this process's main thread."""
+    run = RunDir.create(case.root, "small", ["test"])
+    if case.inject:
+        os.environ["GEMCTL_INJECT"] = case.inject
+    follower = Disturbing(case, run)
+    prepared = Prepared(str(case.steps), "{}", 1, RANKS)
+    recover = RecoverConfig(heartbeat=0.1, watchdog=case.watchdog, budgets=BudgetsConfig(case.crash_budget))
+    error: GemctlError | None = None
+    try:
+        run_attempts(run, 1, prepared, recover, ForkedAgents(run), follower)
+    except GemctlError as caught:
+        error = caught
+    return _ended(run, error, follower.notes)
+
+
+def _ended(run: RunDir, error: GemctlError | None, notes: list[str]) -> Ended:
+    attempts = run.attempts()
+    signs = [read_log(attempt.rank_log(rank))[-1:] for attempt in attempts for rank in range(RANKS)]
+    last = max(line["time"] for lines in signs for line in lines)
+    end = attempts[-1].end() or {}
+    kind = None if error is None else type(error).__name__
+    left = [pid for pid in pids(run) if process.running(pid)]
+    code = 0 if error is None else error.exit_code
+    return Ended(str(run.path), kind, str(error or ""), code, time.time() - last, left, end.get("cause"), notes)
+
+
+def supervise_all(cases: list[Case]) -> list[Ended | None]:
+    """Runs all cases at once, each in a process of its own; None for one whose process was killed."""
+    context = multiprocessing.get_context("fork")
+    pipes = [context.Pipe(duplex=False) for _ in cases]
+    children = [context.Process(target=_send, args=(case, pipe)) for case, (_, pipe) in zip(cases, pipes, strict=True)]
+    for child, (_, theirs) in zip(children, pipes, strict=True):
+        child.start()
+        theirs.close()
+    ends = [_receive(ours) for ours, _ in pipes]
+    for child in children:
+        child.join()
+    return ends
+
+
+def _send(case: Case, pipe: Any) -> None:
+    process.die_with_parent(os.getppid())
+    pipe.send(supervise(case))
+
+
+def _receive(pipe: Any) -> Ended | None:
+    try:
+        ended: Ended = pipe.recv()
+    except EOFError:
+        return None
+    return ended
+
+
+def only_run(root: Path) -> RunDir:
+    """The one run below `root`."""
+    (path,) = root.glob("small/*")
+    return RunDir.open(path)

@@ -1,0 +1,127 @@
+"""Interrupts, dead agents and supervisors, takeovers, and the next attempt after a crash."""
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from gemctl.run import process
+from gemctl.run.files import read_log
+from tests.recovery.small_run import STEPS, Case, Ended, only_run, pids, supervise_all
+from tests.world import run_world
+
+LONG = 500
+
+
+@pytest.fixture(scope="module")
+def roots(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return {name: tmp_path_factory.mktemp(name) for name in CASES}
+
+
+@pytest.fixture(scope="module")
+def ends(roots: dict[str, Path]) -> dict[str, Ended]:
+    """All cases at once."""
+    cases = [Case(str(roots[name]), **arguments) for name, arguments in CASES.items()]  # type: ignore[arg-type]
+    return dict(zip(CASES, run_world(1, supervise_all, cases, gloo=False)[0], strict=True))
+
+
+CASES: dict[str, dict[str, object]] = {
+    "well": {},
+    "interrupt": {"disturb": "interrupt", "steps": LONG},
+    "interrupt in build": {"disturb": "interrupt", "inject": "hang:rank=1,stage=build", "at": -1},
+    "interrupt twice": {"disturb": "interrupt_twice", "steps": LONG},
+    "kill agent": {"disturb": "kill_agent", "steps": LONG},
+    "kill supervisor": {"disturb": "kill_self", "steps": LONG},
+    "stop rank": {"disturb": "stop_rank", "steps": LONG, "watchdog": 4.0},
+    "take over": {"disturb": "take_over", "steps": LONG},
+    "crash": {"inject": "kill:rank=2,step=3", "crash_budget": 1},
+    "crash in build": {"inject": "kill:rank=2,stage=build", "crash_budget": 1},
+}
+
+
+def test_run_that_ends_well(ends: dict[str, Ended]) -> None:
+    end = ends["well"]
+    assert (end.error, end.exit_code, end.left) == (None, 0, [])
+    assert [line["event"] for line in read_log(end.run_dir.supervisor_log)] == ["attempt", "end"]
+    finish = read_log(end.run_dir.attempt(1).rank_log(0))[-1]
+    assert (finish["event"], finish["result"], finish["step"]) == ("finish", "finished", STEPS)
+
+
+def test_first_interrupt_lets_the_ranks_save(ends: dict[str, Ended]) -> None:
+    end = ends["interrupt"]
+    assert (end.error, end.exit_code, end.left) == ("Interrupted", 130, [])
+    stages = [line["stage"] for line in read_log(end.run_dir.attempt(1).rank_log(1))]
+    assert "save" in stages
+    assert "gemctl resume" in end.message
+
+
+def test_interrupt_before_the_first_step_does_not_wait_for_it(ends: dict[str, Ended]) -> None:
+    end = ends["interrupt in build"]
+    assert (end.error, end.exit_code, end.left) == ("Interrupted", 130, [])
+    assert "before its first step" in end.message
+
+
+def test_second_interrupt_ends_at_once(ends: dict[str, Ended]) -> None:
+    end = ends["interrupt twice"]
+    assert (end.error, end.exit_code, end.left) == ("Interrupted", 130, [])
+    stages = [line["stage"] for line in read_log(end.run_dir.attempt(1).rank_log(1))]
+    assert "save" not in stages
+    assert end.seconds < 3
+
+
+def test_dead_agent_ends_the_run(ends: dict[str, Ended]) -> None:
+    end = ends["kill agent"]
+    assert (end.error, end.exit_code, end.left) == ("RunFailed", 1, [])
+    assert "the agent ended without a word" in end.message
+    assert end.seconds < 3
+
+
+def test_nothing_outlives_the_supervisor(ends: dict[str, Ended], roots: dict[str, Path]) -> None:
+    assert ends["kill supervisor"] is None
+    named = pids(only_run(roots["kill supervisor"]))
+    assert len(named) > 1
+    assert process.wait_until_gone(named, 3) == []
+
+
+def test_rank_that_answers_nothing_is_the_one_that_hangs(ends: dict[str, Ended]) -> None:
+    end = ends["stop rank"]
+    assert end.cause is not None
+    assert (end.cause["kind"], end.cause["rank"], end.left) == ("hang", 1, [])
+    assert "did not answer" in end.message
+
+
+def test_taken_over_attempt_ends(ends: dict[str, Ended]) -> None:
+    end = ends["take over"]
+    assert (end.error, end.left) == ("RunFailed", [])
+    events = [line["event"] for line in read_log(end.run_dir.attempt(1).agent_log(0))]
+    assert events[-1] == "superseded"
+    assert "attempt 2 owns the run now" in end.message
+
+
+def test_crash_within_budget_goes_on_in_the_living_agent(ends: dict[str, Ended]) -> None:
+    end = ends["crash"]
+    assert (end.error, end.exit_code, end.left) == (None, 0, [])
+    first, second = (read_log(attempt.agent_log(0)) for attempt in end.run_dir.attempts())
+    assert first[0]["pid"] == second[0]["pid"]
+    detected = next(line["time"] for line in first if line["event"] == "end")
+    begun = next(line["time"] for line in second if line["event"] == "rank")
+    assert begun - detected < 3
+    assert any("killed by SIGKILL" in note and "trying again (1 of" in note for note in end.notes)
+    assert [line["event"] for line in read_log(end.run_dir.supervisor_log)] == [
+        "attempt",
+        "end",
+        "budget",
+        "attempt",
+        "end",
+    ]
+
+
+def test_crash_before_the_first_step_is_not_tried_again(ends: dict[str, Ended]) -> None:
+    end = ends["crash in build"]
+    assert (end.error, len(end.run_dir.attempts())) == ("RunFailed", 1)
+    assert end.cause is not None
+    assert (end.cause["rank"], end.cause["stage"], end.cause["detail"]) == (
+        2,
+        "build",
+        f"killed by {signal.SIGKILL.name}",
+    )
