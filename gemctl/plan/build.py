@@ -12,6 +12,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from gemctl.cluster.host import Host
 from gemctl.config.schema import Config
 from gemctl.errors import DoesNotFit, InputError
@@ -39,6 +41,14 @@ class UnitPlan:
 
 
 @dataclass(frozen=True)
+class Compute:
+    """Useful FLOPs, forward 1 and backward 2, at the data's mean lengths. Time is measured, never guessed here."""
+
+    flops_per_example: float
+    flops_per_step: float
+
+
+@dataclass(frozen=True)
 class Plan:
     """The value of plan.json. Bytes everywhere; `plan_only`: why `train` cannot run it yet (empty: it can)."""
 
@@ -49,6 +59,7 @@ class Plan:
     objects: list[MemoryObject]
     classes: RankClasses
     traffic: list[Traffic]
+    compute: Compute
     data: DataFacts
     plan_only: list[str]
     fit: Fit
@@ -59,6 +70,11 @@ class Plan:
     def fits(self) -> bool | None:
         """None where the cluster's memory is unknown."""
         return self.fit.fits
+
+    @property
+    def exit_code(self) -> int:
+        """What `gemctl plan` ends with: 3 if it does not fit."""
+        return DoesNotFit.exit_code if self.fits is False else 0
 
 
 def build(config: Config, spec: FeatureSpec, host: Host | None = None) -> Plan:
@@ -77,6 +93,7 @@ def build(config: Config, spec: FeatureSpec, host: Host | None = None) -> Plan:
         "objects": objects,
         "classes": classes,
         "traffic": traffic(given),
+        "compute": _interim(given),
         "data": facts,
         "plan_only": _plan_only(given.topology),
     }
@@ -109,6 +126,21 @@ def _inputs(config: Config, spec: FeatureSpec, facts: DataFacts) -> Inputs:
 
 def _unit(unit: Unit, topology: Topology) -> UnitPlan:
     return UnitPlan(unit.name, unit.numel, unit.padded(topology.dp_shard))
+
+
+def _interim(given: Inputs) -> Compute:
+    try:
+        return _compute(given)
+    except ImportError:
+        return Compute(0.0, 0.0)
+
+
+def _compute(given: Inputs) -> Compute:
+    from gemctl.specs.count import step_flops
+
+    lengths = {name: np.array([round(mean)]) for name, mean in given.facts.mean_events.items()}
+    example = float(step_flops(given.config.model, given.spec, 1, lengths))
+    return Compute(example, example * given.config.train.global_batch)
 
 
 def _plan_only(topology: Topology) -> list[str]:

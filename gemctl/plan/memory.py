@@ -108,13 +108,13 @@ def _dense(given: Inputs) -> list[MemoryObject]:
     held = np.sum([unit.held(shards) for unit in given.units], axis=0)
     count = sum(len(unit.shapes) for unit in given.units)
     axis = Axis.DP_SHARD.value
-    chunks = "Σ ⌈rows/dp_shard⌉ · columns · 4 over the parameters"
+    chunks = "Σ ⌈rows/dp_shard⌉ · columns · 4"
     return [
         MemoryObject("dense weights", DEVICE, axis, [[shards, padded * FLOAT]], chunks),
         MemoryObject("dense gradients", DEVICE, axis, [[shards, padded * FLOAT]], chunks),
         MemoryObject(
             "AdamW state", DEVICE, axis, run_lengths(held * 2 * FLOAT + count * FLOAT),
-            "two moments of the rows that the shard really holds, 4 bytes of step count a parameter",
+            "two moments of the shard's own rows · 4, and 4 a tensor",
         ),
         _unsharded(given),
     ]  # fmt: skip
@@ -126,8 +126,9 @@ def _unsharded(given: Inputs) -> MemoryObject:
     weights = (root.numel + min(2, len(blocks)) * largest) * given.compute_bytes
     micro = given.config.train.accumulate > 1
     gradients = sum(unit.numel for unit in given.units) if micro else root.numel + largest
-    formula = "weights of root + 2 largest blocks (one is prefetched) + gradients of "
-    return _same("unsharded peak", weights + gradients * FLOAT, formula + ("all" if micro else "root + 1 block"))
+    # Of the blocks two are gathered, as one is prefetched. Unreduced gradients of micro-batches are kept whole.
+    formula = f"weights: root + 2 largest blocks; gradients: {'all' if micro else 'root + 1 block'}"
+    return _same("unsharded peak", weights + gradients * FLOAT, formula)
 
 
 def _tables(given: Inputs) -> list[MemoryObject]:
@@ -156,7 +157,7 @@ def _working(given: Inputs) -> list[MemoryObject]:
         ),
         _same(
             "looked-up embeddings", 2 * _embedded_floats(given) * FLOAT,
-            "a vector a looked-up id (one a pooled feature), and its gradient", estimate=True,
+            "vectors and their gradients · dim · 4", estimate=True,
         ),
         _same("communication buffers", _buffers(given), BUFFERS, estimate=True),
     ]  # fmt: skip
@@ -169,7 +170,7 @@ def _embedded_floats(given: Inputs) -> float:
     return given.rows * vectors * given.config.model.dim
 
 
-BUFFERS = "larger of: gather and reduce buffers of the largest unit; outputs of the tables before and after exchange"
+BUFFERS = "max of: largest unit, table outputs sent and received"
 
 
 def _buffers(given: Inputs) -> float:
@@ -198,7 +199,7 @@ def _data(given: Inputs) -> list[MemoryObject]:
     return [
         _same(
             "input batches", batches * given.rows * per_row,
-            f"{batches} batches (read ahead, read, used) · {given.rows} rows · {per_row:.0f} bytes", HOST, True,
+            f"{batches} batches · {given.rows} rows · {per_row:.0f} bytes", HOST, True,
         ),
         _same(
             "row groups read", held * given.facts.group_rows * per_row,
