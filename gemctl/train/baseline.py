@@ -104,12 +104,14 @@ def _fit_means(
     """For the training rows their running log-odds [B, T], and the sums over all of them."""
     row = np.repeat(np.arange(len(labels)), np.diff(offsets))
     positives, counts = (labels * weight)[row], weight[row]
-    before_positives, before_counts = _earlier(ids, row, positives), _earlier(ids, row, counts)
+    before_positives, before_counts = np.hsplit(_earlier(ids, row, np.hstack([positives, counts])), 2)
     running = _row_means(_log_odds(before_positives, before_counts, base), offsets)
-    sums = [np.zeros((table_rows, labels.shape[1])) for _ in range(2)]
-    for total, values in zip(sums, (positives, counts), strict=True):
-        np.add.at(total, ids, values)
-    return running, _IdMeans(*sums)
+    return running, _IdMeans(_sum_by_id(ids, positives, table_rows), _sum_by_id(ids, counts, table_rows))
+
+
+def _sum_by_id(ids: Ids, values: Floats, table_rows: int) -> Floats:
+    """[table_rows, T]: `values` [N, T] added up by id."""
+    return np.stack([np.bincount(ids, column, table_rows) for column in values.T], axis=1)
 
 
 def _earlier(ids: Ids, row: Ids, values: Floats) -> Floats:
