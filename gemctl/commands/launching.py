@@ -12,9 +12,12 @@ if TYPE_CHECKING:
 
 
 def checked_plan(config: "Config") -> "Plan":
-    """The plan of a configuration that can be launched. Raises InputError, or DoesNotFit."""
+    """The plan of a configuration that can be launched. Raises InputError, DoesNotFit, or GemctlError for builds of
+    torch and FBGEMM that do not belong together."""
+    from gemctl.cluster import software
     from gemctl.plan.build import check_fits, check_trainable
 
+    software.require()
     plan = planned(config)
     check_trainable(plan)
     check_fits(plan)
