@@ -24,15 +24,19 @@ SCHEDULER = "local_cwd"
 KILL_SECONDS = 3.0
 
 
+def check(launcher: LauncherConfig) -> None:
+    """InputError for what cannot be launched on this machine."""
+    if launcher.nodes != 1:
+        raise InputError(
+            f"launcher.nodes={launcher.nodes}: launcher.kind=local starts ranks on this machine alone; "
+            f"set launcher.nodes=1 and launcher.ranks_per_node={launcher.nodes * launcher.ranks_per_node}"
+        )
+
+
 class LocalAgents:
     """The agent that serves a run's attempts on this machine; `start` before anything else."""
 
     def __init__(self, run: RunDir, launcher: LauncherConfig) -> None:
-        if launcher.nodes != 1:
-            raise InputError(
-                f"launcher.nodes={launcher.nodes}: launcher.kind=local starts ranks on this machine alone; "
-                f"set launcher.nodes=1 and launcher.ranks_per_node={launcher.nodes * launcher.ranks_per_node}"
-            )
         from torchx.runner import Runner
         from torchx.schedulers.local_scheduler import create_scheduler
 

@@ -7,7 +7,6 @@ from gemctl.commands.configured import planned
 if TYPE_CHECKING:
     from gemctl.config.schema import Config
     from gemctl.plan.build import Plan
-    from gemctl.recover.supervisor import RunResult
     from gemctl.run.directory import RunDir
 
 
@@ -15,8 +14,10 @@ def checked_plan(config: "Config") -> "Plan":
     """The plan of a configuration that can be launched. Raises InputError, DoesNotFit, or GemctlError for builds of
     torch and FBGEMM that do not belong together."""
     from gemctl.cluster import software
+    from gemctl.launchers import local
     from gemctl.plan.build import check_fits, check_trainable
 
+    local.check(config.launcher)
     software.require()
     plan = planned(config)
     check_trainable(plan)
@@ -24,7 +25,7 @@ def checked_plan(config: "Config") -> "Plan":
     return plan
 
 
-def launch(run: "RunDir", number: int, config: "Config", plan: "Plan") -> "RunResult":
+def launch(run: "RunDir", number: int, config: "Config", plan: "Plan") -> None:
     """Runs attempt `number` of `run`, and more after failures, in the foreground, with its progress on stderr.
 
     Raises RunFailed with the root cause, or Interrupted with the command that goes on.
@@ -39,4 +40,4 @@ def launch(run: "RunDir", number: int, config: "Config", plan: "Plan") -> "RunRe
     prepared = Prepared(to_yaml(config), to_json(plan), launcher.nodes, launcher.ranks_per_node)
     agents = LocalAgents(run, launcher)
     with Progress(steps=config.train.steps) as progress:
-        return run_attempts(run, number, prepared, config.recover, agents, progress)
+        run_attempts(run, number, prepared, config.recover, agents, progress)

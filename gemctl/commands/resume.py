@@ -13,9 +13,9 @@ from gemctl.errors import InputError
 
 if TYPE_CHECKING:
     from gemctl.config.schema import Config
-    from gemctl.recover.supervisor import RunResult
     from gemctl.run.attempt import Attempt
     from gemctl.run.directory import RunDir
+    from gemctl.run.report import Report
 
 HELP = "Go on with a run from its newest verified checkpoint."
 
@@ -29,10 +29,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--root", default="runs", metavar="DIR", help="where run directories lie (default: runs)")
 
 
-def run(args: argparse.Namespace) -> "RunResult":
+def run(args: argparse.Namespace) -> "Report":
     from gemctl.commands.launching import checked_plan, launch
     from gemctl.config.compose import compose, from_yaml
     from gemctl.run.directory import find
+    from gemctl.run.report import build
 
     target = find(args.run, args.root)
     last = target.last_attempt()
@@ -45,7 +46,8 @@ def run(args: argparse.Namespace) -> "RunResult":
     refuse_done(target, config)
     plan = checked_plan(config)
     refuse_living(target, last)
-    return launch(target, last.number + 1, config, plan)
+    launch(target, last.number + 1, config, plan)
+    return build(target)
 
 
 def refuse_changes(before: "Config", after: "Config") -> None:

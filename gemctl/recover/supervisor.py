@@ -60,18 +60,6 @@ class Prepared:
 
 
 @dataclass(frozen=True)
-class RunResult:
-    """A run that came to its end. `steps`: steps done in all; `checkpoint`: the newest published one's folder."""
-
-    run: str
-    attempt: int
-    outcome: Literal["finished", "stopped"]
-    steps: int
-    checkpoint: str | None
-    seconds: float
-
-
-@dataclass(frozen=True)
 class _End:
     outcome: Literal["finished", "stopped", "failed", "killed"]
     step: int | None
@@ -88,12 +76,13 @@ class RunFailed(GemctlError):
 
 def run_attempts(
     run: RunDir, number: int, prepared: Prepared, recover: RecoverConfig, agents: Agents, follower: Follower
-) -> RunResult:
+) -> None:
     """Runs attempt `number` of the run, and others after failures as the budgets allow.
 
-    Returns when the run has finished. Raises RunFailed, or Interrupted when it was stopped.
+    Returns when the run has finished, or was stopped by a request. Raises RunFailed with the root cause, or
+    Interrupted after a Ctrl-C or SIGTERM to this process.
     """
-    return _Supervisor(run, prepared, recover, agents, follower).run_from(number)
+    _Supervisor(run, prepared, recover, agents, follower).run_from(number)
 
 
 class _Supervisor:
@@ -103,9 +92,8 @@ class _Supervisor:
         self.run, self.prepared, self.recover, self.agents, self.follower = run, prepared, recover, agents, follower
         self.interrupts = 0
         self.log = JsonLog(run.supervisor_log)
-        self.started = time.monotonic()
 
-    def run_from(self, number: int) -> RunResult:
+    def run_from(self, number: int) -> None:
         spent = 0
         with _interrupts(self._interrupted):
             try:
@@ -117,7 +105,7 @@ class _Supervisor:
                         self._kill_all()
                     self._record(attempt, end)
                     if not again:
-                        return self._result(attempt, end)
+                        return self._conclude(end)
                     spent += 1
                     self._say_again(end, spent)
                     attempt = self._start(attempt.number + 1, owner=attempt.claim().owner)
@@ -253,26 +241,22 @@ class _Supervisor:
         cause = end.cause.text() if end.cause is not None else "it failed"
         self.follower.note(f"{cause}; trying again ({spent} of recover.budgets.crash={budget})")
 
-    def _result(self, attempt: Attempt, end: _End) -> RunResult:
-        checkpoint = next((found for found in checkpoints(self.run) if found.flaw is None), None)
-        saved = "no checkpoint: from the start" if checkpoint is None else f"from step {checkpoint.step}"
+    def _conclude(self, end: _End) -> None:
+        """Says how the run ended, by an exception if the user has to know."""
+        newest = next((found for found in checkpoints(self.run) if found.flaw is None), None)
+        saved = "no checkpoint: from the start" if newest is None else f"from step {newest.step}"
         hint = f"go on ({saved}): gemctl resume {reference(self.run)}"
         if end.outcome == "failed" and end.cause is not None:
             log = f"\nlog: {_short(Path(end.cause.log))}" if end.cause.log else ""
             raise RunFailed(f"run {self.run.run_id} failed: {end.cause.text()}{log}\n{hint}", end.cause)
         if end.outcome == "killed":
             raise Interrupted(f"run {self.run.run_id} was ended at once\n{hint}")
-        if self.interrupts:
+        if end.outcome == "stopped":
             done = "before its first step" if end.step is None else f"at step {end.step}, saved"
-            raise Interrupted(f"run {self.run.run_id} stopped {done}\n{hint}")
-        return RunResult(
-            run=str(self.run.path),
-            attempt=attempt.number,
-            outcome="stopped" if end.outcome == "stopped" else "finished",
-            steps=end.step or 0,
-            checkpoint=None if checkpoint is None else str(checkpoint.path),
-            seconds=time.monotonic() - self.started,
-        )
+            message = f"run {self.run.run_id} stopped {done}\n{hint}"
+            if self.interrupts:
+                raise Interrupted(message)
+            self.follower.note(message)
 
     def _interrupted(self) -> None:
         self.interrupts += 1

@@ -26,7 +26,6 @@ RENDERERS = {
     "gemctl.run.compare.Diff": "gemctl.render.report:diff",
     "gemctl.run.scores.Evaluation": "gemctl.render.eval:evaluation",
     "gemctl.plan.build.Plan": "gemctl.render.plan:plan",
-    "gemctl.recover.supervisor.RunResult": "gemctl.render.status:run_result",
     "gemctl.run.requests.StopFiled": "gemctl.render.status:stop_filed",
     "gemctl.run.status.RunList": "gemctl.render.status:run_list",
     "gemctl.run.status.RunStatus": "gemctl.render.status:run_status",

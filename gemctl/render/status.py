@@ -7,7 +7,6 @@ if TYPE_CHECKING:
     from rich.console import Group
     from rich.table import Table
 
-    from gemctl.recover.supervisor import RunResult
     from gemctl.run.requests import StopFiled
     from gemctl.run.status import AttemptStatus, RunList, RunStatus
 
@@ -61,11 +60,6 @@ def _row(attempt: "AttemptStatus") -> list[str]:
 
 def stop_filed(value: "StopFiled") -> str:
     return f"asked attempt {value.attempt} of {value.run} to save and stop (request {value.request})"
-
-
-def run_result(value: "RunResult") -> str:
-    saved = f"\ncheckpoint: {value.checkpoint}" if value.checkpoint else ""
-    return f"{value.outcome} after {value.steps} steps, {value.seconds:.1f} s\nrun: {value.run}{saved}"
 
 
 def _time(seconds: float) -> str:
