@@ -6,8 +6,8 @@
     saver.wait()                                                      # at the end
 
 `torch.distributed.checkpoint.async_save` writes each rank's pieces from a thread, over a gloo group of its own, so
-training may use any other group meanwhile. A second thread waits for it, hashes the rank's files, sends the hashes to
-rank 0, and there publishes the manifest and deletes what retention does not keep. Whatever fails on one rank fails the
+training may use any other group meanwhile. When it is done the same thread hashes the rank's files and sends the hashes
+to rank 0, which publishes the manifest and deletes what retention does not keep. Whatever fails on one rank fails the
 save on all, and without a manifest there is no checkpoint.
 """
 
@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import Future
 from pathlib import Path
-from threading import Thread
+from threading import Event
 from typing import Any, cast
 
 import torch.distributed as dist
@@ -25,7 +25,7 @@ from torch.distributed.checkpoint import CheckpointException, Metadata, TensorSt
 from gemctl.checkpoint.pieces import layout, state_pieces
 from gemctl.checkpoint.retention import prune, remove_strays
 from gemctl.checkpoint.staging import Stager
-from gemctl.checkpoint.storage import PiecePlanner, Writer, rank_files
+from gemctl.checkpoint.storage import PIECES, PiecePlanner, Writer, rank_files
 from gemctl.errors import GemctlError
 from gemctl.run.directory import RunDir
 from gemctl.run.manifest import Manifest, RunFacts, StoredFile, StoredObject, describe_file, folder_name, publish
@@ -48,7 +48,8 @@ class Saver:
         self._group = cast(dist.ProcessGroup, dist.new_group(backend="gloo"))
         self._rank = dist.get_rank(self._group)
         self._stager = Stager()
-        self._thread: Thread | None = None
+        self._idle = Event()
+        self._idle.set()
         self._error: GemctlError | None = None
         self._step = -1
         if self._rank == 0:
@@ -74,9 +75,7 @@ class Saver:
 
     def wait(self) -> None:
         """Blocks until the save under way is published; SaveError if it failed."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        self._idle.wait()
         self.check()
 
     def close(self) -> None:
@@ -88,19 +87,20 @@ class Saver:
 
     def _start(self, step: int, state: Mapping[str, Tensor], position: dict[str, Any]) -> None:
         folder = self._run.checkpoints / folder_name(step, self._attempt.number)
+        pieces, layouts = state_pieces(state), {key: layout(value) for key, value in state.items()}
+        writer, planner = Writer(folder, self._rank), PiecePlanner()
+        # From here on the upload's thread competes for the interpreter: as little as possible comes after.
         upload = async_save(
-            state_pieces(state),
-            storage_writer=Writer(folder, self._rank),
-            planner=PiecePlanner(),
+            {PIECES: pieces},
+            storage_writer=writer,
+            planner=planner,
             process_group=self._group,
             async_stager=self._stager,
         )
-        layouts = {key: layout(value) for key, value in state.items()}
-        # A daemon, so that a rank whose peers are gone can exit.
-        self._thread = Thread(
-            target=self._finish, args=(upload, folder, step, layouts, position), name="checkpoint", daemon=True
+        self._idle.clear()
+        cast(Future[Metadata], upload).add_done_callback(
+            lambda done: self._finish(done, folder, step, layouts, position)
         )
-        self._thread.start()
 
     def _finish(
         self, upload: Future[Metadata], folder: Path, step: int, layouts: dict[str, str], position: dict[str, Any]
@@ -117,6 +117,8 @@ class Saver:
             self._error = SaveError(f"saving step {step} failed: " + "; ".join(faults))
         except Exception as error:
             self._error = SaveError(f"saving step {step} failed on rank {self._rank}: {_text(error)}")
+        finally:
+            self._idle.set()
 
     def _gather(self, folder: Path, layouts: dict[str, str]) -> list[RankPart] | None:
         """Every rank's part on rank 0, None elsewhere."""

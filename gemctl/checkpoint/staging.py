@@ -8,7 +8,6 @@ containers do not have, and was no faster (24 ms for 192 MB either way).
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from gemctl.checkpoint.pieces import Piece
 
 
 class Stager(AsyncStager):
-    """DCP's stager over pieces: `stage({key: [Piece, …]})` → the same with copies on the host.
+    """DCP's stager over pieces: `stage({name: {key: [Piece, …]}})` → the same with copies on the host.
 
     A buffer is kept per key and offset, so the next `stage` overwrites what the last one returned. On a GPU machine
     buffers are page-locked.
@@ -34,10 +33,10 @@ class Stager(AsyncStager):
         return sum(buffer.nbytes for buffer in self._buffers.values())
 
     @torch.no_grad()
-    def stage(self, state_dict: Mapping[str, list[Piece]]) -> dict[str, Any]:
+    def stage(self, state_dict: Mapping[str, Mapping[str, list[Piece]]]) -> dict[str, Any]:
         staged: dict[str, Any] = {}
-        for key, pieces in state_dict.items():
-            staged[key] = [replace(piece, tensor=self._copy(key, piece)) for piece in pieces]
+        for name, state in state_dict.items():
+            staged[name] = {key: [self._copy(key, piece) for piece in pieces] for key, pieces in state.items()}
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
         return staged
@@ -51,7 +50,7 @@ class Stager(AsyncStager):
             _unpin(buffer)
         self._buffers.clear()
 
-    def _copy(self, key: str, piece: Piece) -> Tensor:
+    def _copy(self, key: str, piece: Piece) -> Piece:
         source, slot = piece.tensor, (key, piece.offsets)
         buffer = self._buffers.get(slot)
         if buffer is None or buffer.shape != source.shape or buffer.dtype != source.dtype:
@@ -59,7 +58,7 @@ class Stager(AsyncStager):
             if source.is_cuda:
                 _pin(buffer)
             self._buffers[slot] = buffer
-        return buffer.copy_(source, non_blocking=True)
+        return Piece(buffer.copy_(source, non_blocking=True), piece.offsets, piece.full)
 
 
 def _pin(buffer: Tensor) -> None:

@@ -34,6 +34,8 @@ from gemctl.checkpoint.pieces import Piece
 from gemctl.errors import InputError
 
 METADATA = ".metadata"
+# The one entry of what is handed to async_save: it spends 0.1 ms on each, in the training thread.
+PIECES = "pieces"
 # What DCP's metadata is made of. BytesStorageMetadata is left out: DCP unpickles such entries without restriction.
 ALLOWED = {
     "torch.distributed.checkpoint.metadata": {
@@ -54,18 +56,19 @@ ALLOWED = {
 
 
 class PiecePlanner(DefaultSavePlanner):
-    """Plans the writing of `{key: [Piece, …]}`; equal boxes of several ranks are written once, spread over them."""
+    """Plans the writing of `{PIECES: {key: [Piece, …]}}`; what several ranks have is written by one of them."""
 
     def __init__(self) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
 
     def create_local_plan(self) -> SavePlan:
-        items = [_write_item(key, piece) for key, pieces in self.state_dict.items() for piece in pieces]
-        self.plan = SavePlan(items)
+        state: dict[str, list[Piece]] = self.state_dict[PIECES]
+        self.plan = SavePlan([_write_item(key, piece) for key, pieces in state.items() for piece in pieces])
         return self.plan
 
     def lookup_object(self, index: MetadataIndex) -> Any:
-        return next(piece.tensor for piece in self.state_dict[index.fqn] if piece.offsets == tuple(index.offset or ()))
+        pieces: list[Piece] = self.state_dict[PIECES][index.fqn]
+        return next(piece.tensor for piece in pieces if piece.offsets == tuple(index.offset or ()))
 
 
 def _write_item(key: str, piece: Piece) -> WriteItem:
