@@ -47,7 +47,7 @@ def forward(
     window: int | None,
 ) -> Tensor:
     """Output [ΣLq, H, D], or [B·S, H, D] where q_offsets is None and q [S, H, D] belongs to every row."""
-    q_all, plan = _prepare(q, k, q_offsets, k_offsets)
+    q_all, plan = _prepare(q, k, q_offsets, k_offsets, causal or window is not None)
     heads = q.shape[1]
     rows = _sorted_inputs(plan, q_all, k, v, pre_scale, post_scale)
     output = torch.zeros_like(rows[0])
@@ -77,7 +77,7 @@ def backward(
     window: int | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k, v."""
-    q_all, plan = _prepare(q, k, q_offsets, k_offsets)
+    q_all, plan = _prepare(q, k, q_offsets, k_offsets, causal or window is not None)
     heads = q.shape[1]
     inputs = _sorted_inputs(plan, q_all, k, v, pre_scale, post_scale)
     grad_rows = plan.q.sort(grad_output, by_head=True).to(inputs[0].dtype)
@@ -122,14 +122,17 @@ def _piece_backward(
     grad_v_g[matrices, keys].baddbmm_(weights.mT, grad)
 
 
-def _prepare(q: Tensor, k: Tensor, q_offsets: Tensor | None, k_offsets: Tensor) -> tuple[Tensor, buckets.Plan]:
+def _prepare(
+    q: Tensor, k: Tensor, q_offsets: Tensor | None, k_offsets: Tensor, positional: bool
+) -> tuple[Tensor, buckets.Plan]:
     """q with a copy for each row where it is shared, and the groups."""
     if q_offsets is None:
         batch = k_offsets.shape[0] - 1
         q_offsets = torch.arange(batch + 1) * q.shape[0]
         q = q.repeat(batch, 1, 1)
     check_offsets("gdpa", q_offsets=(q_offsets, q.shape[0]), k_offsets=(k_offsets, k.shape[0]))
-    return q, buckets.plan(q_offsets, k_offsets)
+    # Padded rows are zero, so their scores are, and act(0) = 0: no mask is needed for them.
+    return q, buckets.plan(q_offsets, k_offsets, buckets.JOIN_SCORES // q.shape[1], positional)
 
 
 def _sorted_inputs(
@@ -148,7 +151,7 @@ def _pieces(group: buckets.Group, heads: int, causal: bool, window: int | None) 
         mask = tile_mask(tile, len_q, len_k, causal, window)
         rows, keys = slice(tile.row0, tile.row1), slice(tile.key0, tile.key1)
         step = max(1, SCORES // ((tile.row1 - tile.row0) * (tile.key1 - tile.key0)))
-        for first in range(0, group.count * heads, step):
+        for first in range(0, group.batch * heads, step):
             yield _Piece(slice(first, first + step), rows, keys, None if mask is None else ~mask)
 
 

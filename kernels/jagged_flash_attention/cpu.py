@@ -128,7 +128,9 @@ def _prepare(
     needs_bias_grad: bool = False,
 ) -> tuple[buckets.Plan, _Options]:
     check_offsets("jagged_flash_attention", q_offsets=(q_offsets, q.shape[0]), k_offsets=(k_offsets, k.shape[0]))
-    plan, dtype = buckets.plan(q_offsets, k_offsets), compute_dtype(q.dtype)
+    join_pairs = buckets.JOIN_SCORES // q.shape[1] if bias is None else 0  # a padded bias would need a mask per row
+    plan = buckets.plan(q_offsets, k_offsets, join_pairs, causal or window is not None)
+    dtype = compute_dtype(q.dtype)
     if bias is None:
         return plan, _Options(scale, causal, window, dtype, None)
     longest = [int(side.lengths.max(initial=0)) for side in (plan.q, plan.k)]
@@ -148,7 +150,7 @@ def _sorted_inputs(plan: buckets.Plan, q: Tensor, k: Tensor, v: Tensor) -> tuple
 def _groups(
     plan: buckets.Plan, q_side: Sequence[Tensor], k_side: Sequence[Tensor]
 ) -> Iterator[tuple[buckets.Group, list[Tensor], list[Tensor]]]:
-    """Each group with its views [count, H, length, …] of sorted [N, H, …] tensors."""
+    """Each group with its views [batch, H, length, …] of sorted [N, H, …] tensors."""
     q_views = [[view.transpose(1, 2) for view in plan.q.split(x)] for x in q_side]
     k_views = [[view.transpose(1, 2) for view in plan.k.split(x)] for x in k_side]
     for i, group in enumerate(plan.groups):
@@ -161,26 +163,36 @@ def _calls(group: buckets.Group, options: _Options) -> Iterator[_Call]:
     if len_q == 0 or len_k == 0:
         return
     if causal and window is None and options.bias is None and len_q >= len_k:
-        # The kernel's own causal rule (top left) is ours for squares, and it skips the hidden blocks itself.
+        # The kernel's own causal rule (top left) is ours for squares, and it skips the hidden blocks itself. No real
+        # query sees a padded key: those come later than all of its own.
         yield _Call(len_q - len_k, len_q, 0, len_k, True, None)
         return
-    scores_a_row = group.count * len_k * (0 if options.bias is None else options.bias.shape[0])
+    scores_a_row = group.batch * len_k * (0 if options.bias is None else options.bias.shape[0])
     max_rows = max(1, BIAS_SCORES // scores_a_row) if options.bias_grad is not None else None
     for tile in tiles(len_q, len_k, causal, window, max_rows):
-        mask = tile_mask(tile, len_q, len_k, causal, window)
-        yield _Call(tile.row0, tile.row1, tile.key0, tile.key1, False, _added_mask(mask, options, tile))
+        hidden = _hidden(group, tile, causal, window)
+        yield _Call(tile.row0, tile.row1, tile.key0, tile.key1, False, _added_mask(hidden, options, tile))
 
 
-def _added_mask(seen: Tensor | None, options: _Options, tile: Tile) -> Tensor | None:
-    """What is added to a tile's scores, 2-D or 4-D: the bias, and −inf where a key is not seen."""
+def _hidden(group: buckets.Group, tile: Tile, causal: bool, window: int | None) -> Tensor | None:
+    """Where a tile's rows do not see its keys, by position or because a key is padding: bool, 2-D or 4-D, or None."""
+    seen = tile_mask(tile, group.len_q, group.len_k, causal, window)
+    padding = None if group.padding is None or causal else group.padding[..., tile.key0 : tile.key1]
+    if seen is None or padding is None:
+        return padding if seen is None else ~seen
+    return padding | ~seen
+
+
+def _added_mask(hidden: Tensor | None, options: _Options, tile: Tile) -> Tensor | None:
+    """What is added to a tile's scores, 2-D or 4-D: the bias, and −inf where a key is hidden."""
     added = None
     if options.bias is not None:
         added = options.bias[None, :, tile.row0 : tile.row1, tile.key0 : tile.key1]
-    if seen is None:
+    if hidden is None:
         return added
     if added is None:
-        return torch.zeros(seen.shape, dtype=options.dtype).masked_fill_(~seen, -torch.inf)
-    return added.masked_fill(~seen, -torch.inf)
+        return torch.zeros(hidden.shape, dtype=options.dtype).masked_fill_(hidden, -torch.inf)
+    return added.masked_fill(hidden, -torch.inf)
 
 
 def _call_backward(
