@@ -35,7 +35,7 @@ class ParquetSource:
         self.url, self.spec, self.histories, self.keep = url, spec, histories, 1
         self._needed = needed_columns(spec, histories=histories)
         self._filesystem, self._paths = find_files(url)
-        self._files = [_open(self._filesystem, path) for path in self._paths]
+        self._files = [open_file(self._filesystem, path) for path in self._paths]
         problems = [p for path, f in zip(self._paths, self._files, strict=True) for p in self._check(path, f)]
         if problems:
             raise InputError(problems)
@@ -111,7 +111,7 @@ def find_files(url: str) -> tuple[Any, list[str]]:
     return filesystem, found
 
 
-def _open(filesystem: Any, path: str) -> Any:
+def open_file(filesystem: Any, path: str) -> Any:
     local = "file" in np.atleast_1d(filesystem.protocol)
     try:
         return pq.ParquetFile(path if local else filesystem.open(path, "rb"))
@@ -122,7 +122,7 @@ def _open(filesystem: Any, path: str) -> Any:
 Need = tuple[str, Callable[[Any], bool], str]  # role, what types are legal, and in words
 
 
-def _is_list(kind: Any) -> bool:
+def is_list(kind: Any) -> bool:
     return pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind)
 
 
@@ -144,7 +144,7 @@ def _is_integer(kind: Any) -> bool:
 
 
 def _lists(legal: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda kind: _is_list(kind) and legal(kind.value_type)
+    return lambda kind: is_list(kind) and legal(kind.value_type)
 
 
 def needed_columns(spec: FeatureSpec, *, histories: bool) -> dict[str, Need]:
@@ -189,7 +189,7 @@ def _same_clock(path: str, schema: Any, spec: FeatureSpec, histories: bool) -> I
     row = spec.timestamp
     for sequence in spec.sequences if histories and row in schema.names else []:
         name = sequence.timestamps
-        if name not in schema.names or not _is_list(schema.field(name).type):
+        if name not in schema.names or not is_list(schema.field(name).type):
             continue
         ours, theirs = schema.field(row).type, schema.field(name).type.value_type
         if _is_time(ours) and _is_time(theirs) and pt.is_timestamp(ours) != pt.is_timestamp(theirs):

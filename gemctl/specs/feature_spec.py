@@ -46,6 +46,14 @@ def parse(text: str, source: str) -> FeatureSpec:
     return spec
 
 
+def scalar(text: str) -> str:
+    """`text` as YAML reads back as this very string: plain where that is safe, else in double quotes."""
+    import yaml
+
+    plain = text.replace("_", "").replace("-", "").isalnum() and yaml.safe_load(text) == text
+    return text if plain else json.dumps(text, ensure_ascii=False)
+
+
 def _read(source: str) -> str:
     import fsspec
 

@@ -1,0 +1,120 @@
+"""`gemctl data`: make training data, and find out what is in it.
+
+gemctl data synth data/synthetic --rows 1000000
+gemctl data import shared/data/ml-100k data/ml100k
+gemctl data spec clicks.parquet -o spec.yaml
+"""
+
+import argparse
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gemctl.errors import InputError
+
+if TYPE_CHECKING:
+    from gemctl.data.drafting import Draft
+    from gemctl.data.importing import Imported
+
+HELP = "Import a raw log, write the synthetic one, or draft a feature spec for a Parquet file."
+
+
+@dataclass(frozen=True)
+class Written:
+    """The synthetic log: its files by role, what it was made of, and how long that took."""
+
+    files: dict[str, str]
+    settings: dict[str, int]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class DraftWritten:
+    """A drafted feature spec: `text` unless it went to `path`."""
+
+    path: str | None
+    text: str | None
+    rows_seen: int
+    undecided: dict[str, str]
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    importing = actions.add_parser(
+        "import", help="RecBole atomic files (*.inter, *.user, *.item) → train, valid and test Parquet with a spec"
+    )
+    importing.add_argument("source", metavar="SRC", help="folder with one *.inter file, or such a file")
+    importing.add_argument("out", metavar="OUT", help="folder to write to")
+    importing.add_argument(
+        "--label",
+        action="append",
+        default=[],
+        metavar="NAME=COLUMN>=NUMBER",
+        help="a task, may be repeated (default where there is a rating: liked=rating>=4, loved=rating>=5)",
+    )
+    importing.add_argument("--history", type=int, default=100, metavar="N", help="events kept a row (default: 100)")
+    synth = actions.add_parser("synth", help="write the seeded synthetic click log")
+    synth.add_argument("out", metavar="OUT", nargs="?", default="data/synthetic", help="folder (default: %(default)s)")
+    for name, what in (
+        ("rows", "training rows"),
+        ("eval-rows", "evaluation rows"),
+        ("users", "users"),
+        ("items", "items"),
+        ("seed", "seed"),
+    ):
+        synth.add_argument(f"--{name}", type=int, metavar="N", help=what)
+    spec = actions.add_parser("spec", help="draft a feature spec for a Parquet file or folder")
+    spec.add_argument("file", metavar="FILE.parquet", help="file or folder, any fsspec URL")
+    spec.add_argument("-o", "--out", metavar="SPEC.yaml", help="write it there instead of showing it")
+    spec.add_argument("--label", action="append", default=[], metavar="COLUMN", help="a label column, may be repeated")
+
+
+def run(args: argparse.Namespace) -> "Imported | Written | DraftWritten":
+    if args.action == "import":
+        return import_log(args.source, args.out, args.label, args.history)
+    if args.action == "synth":
+        sizes = {name: getattr(args, name) for name in ("rows", "eval_rows", "users", "items", "seed")}
+        return synthesise(args.out, {name: size for name, size in sizes.items() if size is not None})
+    return draft_spec(args.file, args.label, args.out)
+
+
+def import_log(source: str, out: str, labels: list[str], history: int) -> "Imported":
+    """Imports RecBole atomic files into folder `out`."""
+    from gemctl.data.importing import import_recbole
+
+    if history < 1:
+        raise InputError(f"--history {history}: at least 1 event")
+    return import_recbole(source, out, labels=labels, history=history)
+
+
+def synthesise(out: str, sizes: dict[str, int]) -> Written:
+    """Writes the synthetic log into folder `out`; `sizes` replaces defaults of the configuration."""
+    from pydantic import TypeAdapter, ValidationError
+
+    from gemctl.config.schema import SyntheticConfig
+    from gemctl.data import synthetic
+
+    try:
+        config = TypeAdapter(SyntheticConfig).validate_python(sizes)
+    except ValidationError as error:
+        raise InputError([f"--{e['loc'][0]}: {e['msg']}, not {e['input']}" for e in error.errors()]) from error
+    files = {"train": f"{out}/train.parquet", "eval": f"{out}/eval.parquet", "spec": f"{out}/spec.yaml"}
+    start = time.monotonic()
+    synthetic.write(config, files["train"], files["eval"], files["spec"])
+    return Written(files, asdict(config), time.monotonic() - start)
+
+
+def draft_spec(file: str, labels: list[str], out: str | None) -> DraftWritten:
+    """Drafts a spec for `file`; with `out` into a new file there."""
+    from gemctl.data.drafting import draft
+
+    if out and Path(out).exists():
+        raise InputError(f"{out}: exists already; give another name with -o, or delete it")
+    found: Draft = draft(file, labels)
+    if out:
+        try:
+            Path(out).write_text(found.text, encoding="utf-8")
+        except OSError as error:
+            raise InputError(f"{out}: can't be written: {error.strerror}") from error
+    return DraftWritten(out, None if out else found.text, found.rows_seen, found.undecided)

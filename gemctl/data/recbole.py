@@ -1,0 +1,143 @@
+"""Reads RecBole's atomic files: tab-separated, with a header of `name:type` cells.
+
+    log = read("ml-100k/")      # ml-100k.inter, and .user and .item where they exist
+
+Types are `token` and `float`, and `token_seq` and `float_seq` (values separated by spaces). The first two token
+columns of the `.inter` file are the user and the item; the first column of `.user` and `.item` is their key.
+"""
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import csv
+
+from gemctl.errors import InputError
+
+KINDS = ("token", "float", "token_seq", "float_seq")
+_TIME_NAMES = ("timestamp", "time", "date")
+
+
+@dataclass(frozen=True)
+class AtomicFile:
+    """`columns` by name (tokens and sequences as strings, an empty cell is null) and their `kinds`."""
+
+    path: Path
+    kinds: dict[str, str]
+    columns: dict[str, Any]
+
+    @property
+    def key(self) -> str:
+        """Name of the first column."""
+        return next(iter(self.kinds))
+
+
+@dataclass(frozen=True)
+class RawLog:
+    """A data set's files. `user`, `item`, `time` name columns of `inter`."""
+
+    name: str
+    inter: AtomicFile
+    user: str
+    item: str
+    time: str
+    users: AtomicFile | None
+    items: AtomicFile | None
+
+
+def read(source: str | Path) -> RawLog:
+    """The data set in folder `source` (or whose `.inter` file is `source`). Raises InputError with all problems."""
+    inter_path = _find(Path(source))
+    inter = _read_file(inter_path)
+    tokens = [name for name, kind in inter.kinds.items() if kind == "token"]
+    times = [name for name in _TIME_NAMES if inter.kinds.get(name) == "float"]
+    problems = []
+    if len(tokens) < 2:
+        problems.append(f"{inter_path}:1: needs two token columns, the user and the item; has {tokens or 'none'}")
+    if not times:
+        near = get_close_matches("timestamp", inter.kinds, n=1)
+        problems.append(
+            f"{inter_path}:1: no column timestamp:float (or time:float, date:float)"
+            + (f"; nearest: {near[0]}:{inter.kinds[near[0]]}" if near else "")
+        )
+    if problems:
+        raise InputError(problems)
+    for name in (*tokens[:2], times[0]):
+        empty = inter.columns[name].null_count
+        if empty:
+            problems.append(f"{inter_path}: column {name!r}: {empty} empty cells; every row needs one")
+    users, items = (_side_file(inter_path, suffix) for suffix in (".user", ".item"))
+    for side, key in ((users, tokens[0]), (items, tokens[1])):
+        if side is not None and len(pc.unique(side.columns[side.key])) < len(side.columns[side.key]):
+            problems.append(f"{side.path}: column {side.key!r}: the same {key!r} is in two lines")
+    if problems:
+        raise InputError(problems)
+    return RawLog(inter_path.stem, inter, tokens[0], tokens[1], times[0], users, items)
+
+
+def numbers(column: Any) -> np.ndarray | None:
+    """float64 of a token column whose every filled cell is a number (null → NaN), else None."""
+    try:
+        return column.cast(pa.float64()).to_numpy(zero_copy_only=False)
+    except pa.ArrowInvalid:
+        return None
+
+
+def _find(source: Path) -> Path:
+    if source.suffix == ".inter" and source.is_file():
+        return source
+    if not source.is_dir():
+        raise InputError(f"{source}: no such folder (wanted: a folder with a *.inter file, or such a file)")
+    found = sorted(source.glob("*.inter"))
+    if len(found) != 1:
+        names = ", ".join(path.name for path in found) or "none"
+        raise InputError(f"{source}: wanted is one *.inter file (RecBole atomic files); there are: {names}")
+    return found[0]
+
+
+def _side_file(inter: Path, suffix: str) -> AtomicFile | None:
+    path = inter.with_suffix(suffix)
+    return _read_file(path) if path.is_file() else None
+
+
+def _read_file(path: Path) -> AtomicFile:
+    kinds = _header(path)
+    types = {name: pa.float64() if kind == "float" else pa.string() for name, kind in kinds.items()}
+    try:
+        table = csv.read_csv(
+            path,
+            csv.ReadOptions(column_names=list(kinds), skip_rows=1),
+            csv.ParseOptions(delimiter="\t", quote_char=False),
+            csv.ConvertOptions(column_types=types, strings_can_be_null=True, null_values=[""]),
+        )
+    except pa.ArrowInvalid as error:
+        raise InputError(f"{path}: {error}") from error
+    if table.num_rows == 0:
+        raise InputError(f"{path}: no rows")
+    return AtomicFile(path, kinds, {name: table[name].combine_chunks() for name in kinds})
+
+
+def _header(path: Path) -> dict[str, str]:
+    try:
+        with path.open(encoding="utf-8") as file:
+            cells = file.readline().rstrip("\r\n").split("\t")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not UTF-8 text: {error}") from error
+    kinds: dict[str, str] = {}
+    problems = []
+    for cell in cells:
+        name, _, kind = cell.partition(":")
+        if kind not in KINDS or not name:
+            near = get_close_matches(kind, KINDS, n=1)
+            hint = f"nearest: {near[0]}" if near else f"types: {', '.join(KINDS)}"
+            problems.append(f"{path}:1: header cell {cell!r} is not name:type ({hint})")
+        elif name in kinds:
+            problems.append(f"{path}:1: column {name!r} is there twice")
+        kinds[name] = kind
+    if problems:
+        raise InputError(problems)
+    return kinds

@@ -1,0 +1,39 @@
+"""Results of `gemctl data` in the terminal."""
+
+from typing import Any
+
+from gemctl.commands.data import DraftWritten, Written
+from gemctl.data.importing import Imported
+
+
+def imported(value: Imported) -> Any:
+    """Rows by part, tables, label rates, what was left out, and where it lies."""
+    from rich.console import Group
+    from rich.table import Table
+
+    parts = Table(title=f"{value.folder}: Parquet by part, spec.yaml, vocabularies.json", title_justify="left")
+    for name in value.rows:
+        parts.add_column(f"{name} rows", justify="right")
+    parts.add_row(*(f"{rows:,}" for rows in value.rows.values()))
+    tables = Table()
+    tables.add_column("table")
+    tables.add_column("rows", justify="right")
+    for name, rows in value.tables.items():
+        tables.add_row(name, f"{rows:,}")
+    labels = ", ".join(f"{name} {share:.1%}" for name, share in value.labels.items())
+    return Group(parts, tables, f"labels (share of ones in the training part): {labels}", *value.notes)
+
+
+def written(value: Written) -> str:
+    """The synthetic log's files and size."""
+    settings = ", ".join(f"{name} {number:,}" for name, number in value.settings.items())
+    files = "\n".join(f"{role:<6}{path}" for role, path in value.files.items())
+    return f"{files}\n{settings}; written in {value.seconds:.1f} s"
+
+
+def draft_written(value: DraftWritten) -> str:
+    """The draft itself, or where it went and what it leaves open."""
+    if value.text is not None:
+        return value.text.rstrip("\n")
+    left_out = "".join(f"\n  left out {name}: {reason}" for name, reason in value.undecided.items())
+    return f"{value.path}: drafted from the first {value.rows_seen:,} rows; read every line before you train{left_out}"
