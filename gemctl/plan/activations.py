@@ -33,11 +33,14 @@ def _event(model: ModelConfig) -> int:
 
 
 def _row(model: ModelConfig, tokens: int, sequences: int) -> int:
-    """Per row and layer: personalised keys and values, summaries, the Wukong block."""
-    dim, seeds, wukong = model.dim, model.summary.seeds, model.interaction
-    merged = tokens + sequences * seeds
-    personal = sequences * (tokens * dim + 2 * model.sequence.ffn_hidden * dim)
+    """Per row and layer: personalised keys and values, summaries, the Wukong block.
+
+    A product over tokens keeps its input twice: as it came, and transposed for the other operand's gradient.
+    """
+    dim, seeds, wukong, block = model.dim, model.summary.seeds, model.interaction, model.sequence
+    merged, outputs = tokens + sequences * seeds, wukong.fm_tokens + wukong.lc_tokens
+    personal = sequences * dim * (tokens + block.weight_tokens + 2 * block.ffn_hidden)
     summary = sequences * seeds * (2 * dim + model.heads)
+    token_products = merged * dim * (3 if merged == outputs else 4)
     products = dim * wukong.rank + 2 * merged * wukong.rank + NORM
-    outputs = (wukong.fm_tokens + wukong.lc_tokens) * (dim + NORM)
-    return personal + summary + merged * dim + products + 2 * sum(wukong.hidden) + outputs
+    return personal + summary + token_products + products + 2 * sum(wukong.hidden) + outputs * (dim + NORM)

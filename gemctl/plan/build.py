@@ -26,6 +26,7 @@ from gemctl.plan.inventory import dense_parameters
 from gemctl.plan.memory import Inputs, MemoryObject, memory_objects
 from gemctl.plan.tables import TablePlan, place
 from gemctl.plan.traffic import Traffic, traffic
+from gemctl.specs.count import step_flops
 from gemctl.specs.data import FeatureSpec
 
 FORMAT = 1
@@ -93,7 +94,7 @@ def build(config: Config, spec: FeatureSpec, host: Host | None = None) -> Plan:
         "objects": objects,
         "classes": classes,
         "traffic": traffic(given),
-        "compute": _interim(given),
+        "compute": _compute(given),
         "data": facts,
         "plan_only": _plan_only(given.topology),
     }
@@ -128,16 +129,7 @@ def _unit(unit: Unit, topology: Topology) -> UnitPlan:
     return UnitPlan(unit.name, unit.numel, unit.padded(topology.dp_shard))
 
 
-def _interim(given: Inputs) -> Compute:
-    try:
-        return _compute(given)
-    except ImportError:
-        return Compute(0.0, 0.0)
-
-
 def _compute(given: Inputs) -> Compute:
-    from gemctl.specs.count import step_flops
-
     lengths = {name: np.array([round(mean)]) for name, mean in given.facts.mean_events.items()}
     example = float(step_flops(given.config.model, given.spec, 1, lengths))
     return Compute(example, example * given.config.train.global_batch)

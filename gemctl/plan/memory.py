@@ -24,10 +24,10 @@ from gemctl.specs.data import FeatureSpec
 
 MIB = 1 << 20
 RESERVE = {"cpu": 256 * MIB, "cuda": 2048 * MIB}
-"""Of a rank: interpreter, libraries' private pages, allocator slack (cpu: measured on a forked rank); CUDA context,
-NCCL and allocator slack (cuda: assumed)."""
-HOST_RESERVE = 1024 * MIB
-"""Of a host: the agent with torch and torchrec imported, whose pages the forked ranks share."""
+"""Of a rank: cpu: pages written since the fork, buffers of kernels, the start's peak measurement, allocator slack (with
+it a rank of the main job grew to 1.05 × its plan); cuda: context, NCCL and allocator slack (assumed, not measured)."""
+HOST_RESERVE = 512 * MIB
+"""Of a host: the agent with torch and torchrec imported (0.29 GiB, shared by its forked ranks), and the launcher."""
 
 DEVICE, HOST = "device", "host"
 
