@@ -7,7 +7,7 @@ from gemctl.render.units import count, number, percent
 from gemctl.run.scores import Evaluation
 
 COLUMNS = ["task", "scorer", "examples", "base rate", "NE", "AUC", "calibration", "best possible NE", "gap closed"]
-BASELINE = "logistic regression on running means"
+BASELINE = "logistic regression"
 
 
 def evaluation(value: Evaluation) -> Any:
@@ -31,7 +31,10 @@ def sections(value: Evaluation) -> list[Section]:
     if value.baseline_reason is not None:
         facts.append([BASELINE, f"none: {value.baseline_reason}"])
     facts += [["note", note] for note in value.notes]
-    note = "NE: logloss / entropy of the base rate of these rows. The regression is fitted on the training rows alone."
+    note = (
+        "NE: logloss / entropy of the base rate of these rows. The regression sees the dense features, the domain and the "
+        "smoothed mean label of each id, all from the training rows; no event histories."
+    )
     return [Section("Evaluation", ["", ""], facts), Section("Quality", COLUMNS, rows, note)]
 
 

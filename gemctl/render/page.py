@@ -13,7 +13,8 @@ from gemctl.run.report import Report
 STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #1c1e21; }
 table { border-collapse: collapse; } td, th { padding: .15rem .9rem .15rem 0; text-align: left; vertical-align: top; }
-th { border-bottom: 1px solid #bbb; font-weight: 600; } td:not(:first-child) { font-variant-numeric: tabular-nums; }
+th { border-bottom: 1px solid #bbb; font-weight: 600; }
+.figures { font-variant-numeric: tabular-nums; text-align: right; }
 p { color: #666; margin: .3rem 0 0; font-size: 13px; } h2 { margin: 1.8rem 0 .4rem; font-size: 1.1rem; }
 .bar { background: #4477aa; height: .8rem; } .track { width: 18rem; }
 @media (prefers-color-scheme: dark) { body { background: #16181c; color: #e4e6eb; } p { color: #999; } }
@@ -34,7 +35,10 @@ def _html_section(section: Section) -> str:
     head = "".join(f"<th>{html.escape(name)}</th>" for name in section.columns) if any(section.columns) else ""
     rows = []
     for index, row in enumerate(section.rows):
-        cells = "".join(f"<td>{html.escape(cell)}</td>" for cell in row)
+        cells = "".join(
+            f"<td{' class=figures' if section.is_figures(column) else ''}>{html.escape(cell)}</td>"
+            for column, cell in enumerate(row)
+        )
         if section.bars:
             cells += f'<td class="track"><div class="bar" style="width:{100 * section.bars[index]:.1f}%"></div></td>'
         rows.append(f"<tr>{cells}</tr>")

@@ -3,6 +3,7 @@
 gemctl report RUN
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,16 +12,22 @@ from gemctl.render.units import DASH, binary, count, date, number, percent, rate
 from gemctl.run.compare import Diff
 from gemctl.run.report import Report
 
+FIGURE = re.compile(r"[+−-]?\d[\d.,]*( ?[%\w]+)?$|–$")
+
 
 @dataclass
 class Section:
-    """A titled table. `columns`: names, all but the first right-aligned; `note` stands below it."""
+    """A titled table; `columns` may all be empty names. `note` stands below it."""
 
     title: str
     columns: list[str]
     rows: list[list[str]]
     note: str = ""
     bars: list[float] | None = None  # a share 0 … 1 for each row, drawn in the last column
+
+    def is_figures(self, column: int) -> bool:
+        """True for a column of numbers, which is right-aligned."""
+        return bool(self.columns[column]) and all(FIGURE.match(row[column]) for row in self.rows)
 
 
 def report(value: Report) -> Any:
@@ -55,7 +62,7 @@ def _identity(value: Report) -> Section:
         ["commit", commit],
         ["versions", versions],
         ["state", f"{value.outcome}, {value.step} of {value.steps or DASH} steps on {last.ranks} ranks"],
-        ["unknown ids", ", ".join(f"{table} {count:,}" for table, count in value.unknown_ids.items()) or DASH],
+        ["unknown ids", ", ".join(f"{table} {seen:,}" for table, seen in value.unknown_ids.items() if seen) or "none"],
     ]
     return Section("Run", ["", ""], rows)
 
@@ -109,7 +116,7 @@ def _first_step(value: Report) -> Section:
     rows = [[name, f"{seconds:.2f}"] for name, seconds in stages.items()]
     if rows:
         rows.append(["in all", f"{sum(stages.values()):.2f}"])
-    note = "launch: from the claim of the attempt to the start of its rank processes. Means over the ranks."
+    note = "From the claim of the attempt on; the ranks' own stages (import …) are means over the ranks."
     return Section(f"Time to first step (attempt {value.attempts[-1].number})", ["stage", "seconds"], rows, note)
 
 
@@ -200,14 +207,14 @@ def rich(found: list[Section]) -> Any:
 
     parts: list[Any] = []
     for section in found:
-        columns = [*section.columns, ""] if section.bars else section.columns
-        table = Table(title=section.title, title_justify="left", title_style="bold", box=None, pad_edge=False,
-                      show_header=any(section.columns))  # fmt: skip
-        for index, name in enumerate(columns):
-            left = index == 0 or not any(section.columns) or len(columns) - 1 == index
-            table.add_column(name, justify="left" if left else "right", overflow="fold")
+        table = Table(box=None, pad_edge=False, show_header=any(section.columns))
+        for index, name in enumerate(section.columns):
+            table.add_column(name, justify="right" if section.is_figures(index) else "left", overflow="fold")
+        if section.bars:
+            table.add_column("")
         for index, row in enumerate(section.rows):
             bar = ["█" * round(30 * section.bars[index])] if section.bars else []
             table.add_row(*(Text(cell) for cell in row), *bar)
-        parts += [table, Text(section.note, style="dim"), Text("")] if section.note else [table, Text("")]
+        parts += [Text(section.title, style="bold"), table]
+        parts += [Text(section.note, style="dim"), Text("")] if section.note else [Text("")]
     return Group(*parts)

@@ -7,13 +7,15 @@ What an attempt did past the checkpoint that a later one started from was done a
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from gemctl.run.attempt import Attempt
 from gemctl.run.directory import RunDir
 from gemctl.run.files import read_log
 
-STARTUP = ("launch", "import", "process_group", "build", "load", "first_batch", "first_step")
+LAUNCH = ("agent_start", "agent_import", "fork")
+STARTUP = (*LAUNCH, "import", "process_group", "build", "load", "first_batch", "first_step")
 Line = dict[str, Any]
 
 
@@ -36,12 +38,20 @@ class Journal:
         return self.attempt.base().step if self.attempt.base_file.exists() else 0
 
     def startup(self) -> dict[str, float]:
-        """Mean seconds over the ranks by start-up stage; `launch`: from the claim to the start of the processes."""
+        """Seconds by start-up stage, from the claim of the attempt to the end of the first step.
+
+        `agent_start`, `agent_import`: until the agent of node 0 runs, and has imported (an agent that lives on from the
+        attempt before has neither); `fork`: until the rank processes exist; then the ranks' own stages, means over the
+        ranks. Empty if no rank got through its first step.
+        """
         if not self.ledger:
             return {}
         first = self.ledger[0]
-        launch = first["time"] - first["wall"][1] - self.attempt.claim().time
-        return {"launch": max(0.0, launch)} | {name: first["parts"][name][1] for name in STARTUP[1:]}
+        claimed, forked = self.attempt.claim().time, first["time"] - first["wall"][1]
+        seen = {event["event"]: event["time"] for event in read_log(self.attempt.agent_log(0))}
+        edges = [claimed, seen.get("agent", claimed), seen.get("ready", claimed), forked]
+        stages = dict(zip(LAUNCH, (max(0.0, stop - start) for start, stop in pairwise(edges)), strict=True))
+        return stages | {name: first["parts"][name][1] for name in STARTUP[len(LAUNCH) :]}
 
 
 def read_journals(run: RunDir) -> list[Journal]:

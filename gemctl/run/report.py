@@ -16,7 +16,7 @@ from typing import Any
 from gemctl.errors import InputError
 from gemctl.run.directory import RunDir
 from gemctl.run.files import read_json
-from gemctl.run.journal import STARTUP, Journal, Line, read_journals
+from gemctl.run.journal import LAUNCH, STARTUP, Journal, Line, read_journals
 from gemctl.run.manifest import checkpoints, verify
 
 
@@ -216,7 +216,8 @@ def _rank_seconds(journal: Journal, attempt: AttemptReport) -> Iterator[tuple[st
         if attempt.end is not None:
             yield "failed_start", (attempt.end - attempt.start) * attempt.ranks
         return
-    yield "launch", journal.startup()["launch"] * attempt.ranks
+    startup = journal.startup()
+    yield "launch", sum(startup[name] for name in LAUNCH) * attempt.ranks
     for line in journal.ledger:
         lost = line["step"] > journal.limit
         for name, (_, mean, _, _) in line["parts"].items():

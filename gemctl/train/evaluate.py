@@ -6,6 +6,7 @@
 """
 
 import argparse
+import logging
 import sys
 import time
 from collections.abc import Iterator
@@ -137,6 +138,8 @@ def main(arguments: list[str]) -> int:
         parser.add_argument(name)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args(arguments)
+    # TorchRec makes torch warn about a function that gemctl does not call.
+    logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
     torch.set_num_threads(this_host(gpus=False).cores)
     try:
         result = evaluate(RunDir.open(args.run), Path(args.checkpoint), args.data, args.out)

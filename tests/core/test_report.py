@@ -56,6 +56,9 @@ def write_attempt(run: RunDir, number: int, base: int, steps: list[int], end: di
     attempt.config.write_text(to_yaml(Config(data=DataConfig("spec.yaml", "t"), train=TrainConfig(steps=40))))
     create_json(attempt.plan, {"classes": {"count": 1, "listed": [{"total": 200 * 2**20}]}})
     now = start + 2
+    agent = JsonLog(attempt.agent_log(0))
+    agent.write({"event": "agent", "pid": 1, "host": "h", "time": start + 0.25})
+    agent.write({"event": "ready", "time": start + 1.5, "seconds": 1.25})
     metrics, ledger = JsonLog(attempt.metrics), JsonLog(attempt.ledger)
     for index, step in enumerate(steps):
         startup = dict.fromkeys(PARTS, 1.0 if index == 0 else 0.0)
@@ -136,7 +139,8 @@ def test_throughput_first_step_and_memory(run: RunDir) -> None:
     assert report.throughput.effective_mfu == pytest.approx(0.2) and report.throughput.rank_peak == 1e9
     assert report.throughput.flops_per_example == 4e6
     assert report.throughput.local_mfu is None and report.throughput.scaling_ratio is None
-    assert report.first_step == pytest.approx({"launch": 2.0, **dict.fromkeys(PARTS, 1.0)}, abs=1e-3)
+    launch = {"agent_start": 0.25, "agent_import": 1.25, "fork": 0.5}
+    assert report.first_step == pytest.approx(launch | dict.fromkeys(PARTS, 1.0), abs=1e-3)
     assert report.memory.planned == 200 * 2**20 and report.memory.peak == 500 * 2**20
 
 
