@@ -7,9 +7,11 @@ owner alone. Everything else here (save, hash, compare) works on pieces, so only
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 from torch.distributed.tensor import DTensor
 
 
@@ -22,23 +24,31 @@ class Piece:
     full: torch.Size
 
 
+# Boxes of FSDP2 tensors by mesh, placements and full shape: torch takes 0.1 ms for each, in the training thread.
+_boxes: dict[tuple[Any, ...], list[ChunkStorageMetadata]] = {}
+
+
 @torch.no_grad()
-def local_pieces(value: Tensor) -> list[Piece]:
-    """This rank's boxes of one tensor; none where its mesh or its table leaves this rank out."""
+def state_pieces(state: Mapping[str, Tensor]) -> dict[str, list[Piece]]:
+    """This rank's boxes of each tensor; none of a tensor whose mesh or table leaves this rank out."""
+    return {key: _local_pieces(value) for key, value in state.items()}
+
+
+def _local_pieces(value: Tensor) -> list[Piece]:
     if not isinstance(value, DTensor):
         return [Piece(value.detach(), (0,) * value.dim(), value.size())]
     if value.device_mesh.get_coordinate() is None:
         return []
-    local = value.to_local()
-    shards = local.local_shards() if hasattr(local, "local_shards") else [local]
-    # DCP's protocol for sharded tensors. A table's rank without rows has a box of no size and no shard.
-    boxes = value.__create_chunk_list__()
+    local: Any = value.to_local()
+    # Both are DCP's protocol for sharded tensors. A table's rank without rows has a box of no size and no shard.
+    if hasattr(local, "local_shards"):
+        shards, boxes = local.local_shards(), local.__create_chunk_list__()
+    else:
+        place = (value.device_mesh, value.placements, value.shape)
+        if place not in _boxes:
+            _boxes[place] = value.__create_chunk_list__()
+        shards, boxes = [local], _boxes[place]
     return [Piece(shard.detach(), tuple(box.offsets), value.size()) for shard, box in zip(shards, boxes, strict=False)]
-
-
-def state_pieces(state: Mapping[str, Tensor]) -> dict[str, list[Piece]]:
-    """`local_pieces` of each key."""
-    return {key: local_pieces(value) for key, value in state.items()}
 
 
 def layout(value: Tensor) -> str:

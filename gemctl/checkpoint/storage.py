@@ -81,7 +81,8 @@ class Writer(FileSystemWriter):
     """Writes one file a rank, put on disk before the save goes on; a failure is an OSError with errno and file."""
 
     def __init__(self, folder: Path, rank: int) -> None:
-        super().__init__(folder, single_file_per_rank=True, sync_files=True)
+        # No copy ahead: pieces are on the host, and DCP would use GPU 0 from its thread on every rank.
+        super().__init__(folder, single_file_per_rank=True, sync_files=True, per_thread_copy_ahead=0)
         self._file = folder / f"__{rank}_0.distcp"
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Any:
