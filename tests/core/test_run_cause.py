@@ -1,0 +1,106 @@
+"""Root causes from records: signals first, own exceptions before lost peers, the rank that waits for nobody."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gemctl.recover.cause import Frame, hung_rank, in_collective, innermost, root_cause
+from gemctl.recover.records import RankRecord
+from gemctl.run.attempt import Attempt, claim
+from gemctl.run.directory import RunDir
+
+PEER = ("RuntimeError", "[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4711")
+WAITING = [Frame("/lib/torch/distributed/distributed_c10d.py", 3021, "all_reduce"), Frame("loop.py", 1, "step")]
+WORKING = [Frame("/lib/torch/nn/functional.py", 12, "linear"), *WAITING[1:], *[Frame("x.py", 1, "f")] * 3, *WAITING]
+
+
+@pytest.fixture
+def attempt(tmp_path: Path) -> Attempt:
+    run = RunDir.create(str(tmp_path), "gem", [])
+    return claim(run.path, 1, nodes=1, ranks_per_node=4, heartbeat=1.0)
+
+
+def _failed(rank: int, time: float, kind: str = "ValueError", message: str = "bad") -> RankRecord:
+    failure = {"time": time, "type": kind, "message": message}
+    return RankRecord(rank, stage="step", step=3, failure=failure, exit=_exit(time + 0.1, code=1))
+
+
+def _exit(time: float, *, code: int | None = None, signal: str | None = None, killed: bool = False) -> dict[str, Any]:
+    return {"time": time, "code": code, "signal": signal, "killed": killed}
+
+
+def test_signal_comes_before_exceptions_that_were_recorded_earlier(attempt: Attempt) -> None:
+    ranks = [_failed(0, 1.0), RankRecord(1, stage="save", step=9, exit=_exit(2.0, signal="SIGKILL"))]
+    cause = root_cause(attempt, ranks, None, None)
+    assert (cause.kind, cause.rank, cause.stage, cause.step) == ("signal", 1, "save", 9)
+    assert cause.text() == "rank 1 failed first, in stage save, step 9: killed by SIGKILL"
+
+
+def test_own_exception_comes_before_lost_peers_and_before_kills_by_the_agent(attempt: Attempt) -> None:
+    ranks = [
+        _failed(0, 1.0, *PEER),
+        RankRecord(1, exit=_exit(4.0, signal="SIGKILL", killed=True)),
+        _failed(2, 3.0),
+        _failed(3, 2.0, "DistBackendError", "NCCL error"),
+    ]
+    cause = root_cause(attempt, ranks, None, None)
+    assert (cause.kind, cause.rank, cause.detail) == ("exception", 2, "ValueError: bad")
+
+
+def test_first_of_several_exceptions_is_named(attempt: Attempt) -> None:
+    assert root_cause(attempt, [_failed(0, 2.0), _failed(1, 1.0), _failed(2, 3.0)], None, None).rank == 1
+
+
+def test_error_that_the_coordinator_passes_on_is_blamed_on_its_rank(attempt: Attempt) -> None:
+    passed_on = _failed(0, 1.0, "CheckpointException", "CheckpointException ranks:dict_keys([1])\nOSError: no space")
+    assert root_cause(attempt, [passed_on, _failed(1, 1.1, "OSError", "no space")], None, None).rank == 1
+
+
+def test_exit_without_an_exception_is_named(attempt: Attempt) -> None:
+    cause = root_cause(attempt, [_failed(0, 2.0, *PEER), RankRecord(1, exit=_exit(1.0, code=3))], None, None)
+    assert (cause.kind, cause.rank, cause.detail) == ("exit", 1, "exit code 3 without an exception")
+
+
+def test_lost_peers_alone_are_said_to_be_just_that(attempt: Attempt) -> None:
+    cause = root_cause(attempt, [_failed(0, 2.0, *PEER), _failed(1, 1.0, *PEER)], None, None)
+    assert (cause.kind, cause.rank) == ("peer", 1)
+    assert "no rank failed before it" in cause.text()
+
+
+def test_agent_is_to_blame_where_no_rank_is(attempt: Attempt) -> None:
+    cause = root_cause(attempt, [RankRecord(0)], None, "ImportError: no module")
+    assert cause.text() == "the agent failed: ImportError: no module"
+
+
+@pytest.mark.parametrize(
+    ("stacks", "hung"),
+    [
+        ({0: WAITING, 1: WAITING, 2: WORKING}, 2),
+        ({0: WAITING, 1: [], 2: WORKING}, 1),  # one that does not answer, before one that works
+        ({0: WAITING, 1: WAITING, 2: WAITING}, 0),  # all wait: the least advanced
+    ],
+)
+def test_hung_rank_is_the_one_the_others_wait_for(stacks: dict[int, list[Frame]], hung: int) -> None:
+    ranks = [RankRecord(rank, stage="step", step=7 + (rank > 0)) for rank in range(3)]
+    assert hung_rank(ranks, stacks).rank == hung
+
+
+def test_collective_is_told_from_what_merely_runs_under_torchrun() -> None:
+    launcher = Frame("/lib/torch/distributed/elastic/multiprocessing/errors/__init__.py", 362, "wrapper")
+    assert in_collective(WAITING)
+    assert not in_collective(WORKING)
+    assert not in_collective([Frame("loop.py", 3, "step"), launcher])
+
+
+def test_stack_dump_is_read_from_the_main_thread() -> None:
+    dump = """Thread 0x00007f01 (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 331 in wait
+  File "/usr/lib/python3.11/threading.py", line 1002 in _bootstrap
+
+Current thread 0x00007f02 (most recent call first):
+  File "/a b/inject.py", line 72 in maybe_inject
+  File "/a b/worker.py", line 155 in _enter
+"""
+    assert innermost(dump) == [Frame("/a b/inject.py", 72, "maybe_inject"), Frame("/a b/worker.py", 155, "_enter")]
+    assert innermost("") == []

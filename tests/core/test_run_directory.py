@@ -1,0 +1,204 @@
+"""Run directories: identity, how a user names one, formats, ownership by the highest attempt, beats and requests."""
+
+import json
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from gemctl.errors import InputError
+from gemctl.run import requests
+from gemctl.run.attempt import Attempt, Base, Heartbeat, claim, watch_beat
+from gemctl.run.directory import RunDir, find
+from gemctl.run.files import JsonLog, LogTail, create_json, read_json, read_log
+
+
+def _claim(run: RunDir, number: int, owner: str | None = None, heartbeat: float = 0.02) -> Attempt:
+    return claim(run.path, number, nodes=1, ranks_per_node=2, heartbeat=heartbeat, owner=owner)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    return RunDir.create(str(tmp_path / "runs"), "gem", ["gemctl", "train"])
+
+
+def test_identity_is_written_once(run: RunDir) -> None:
+    info = RunDir.open(run.path).info()
+    assert (info["run_id"], info["name"], info["command"]) == (run.path.name, "gem", ["gemctl", "train"])
+    assert info["versions"]["torch"].split(".")[0] == "2"
+    assert json.loads((run.path / "run.json").read_text())["format"] == 1
+    with pytest.raises(FileExistsError):
+        create_json(run.path / "run.json", {})
+
+
+def test_run_is_found_by_path_id_and_unique_prefix(run: RunDir) -> None:
+    root = str(run.path.parent.parent)
+    other = run.path.parent.parent / "other" / "zzz-1"
+    other.mkdir(parents=True)
+    create_json(other / "run.json", {"run_id": "zzz-1"})
+    for reference in (str(run.path), run.run_id, run.run_id[:10]):
+        assert find(reference, root).path == run.path
+    (other.parent / "zzz-12").mkdir()
+    create_json(other.parent / "zzz-12" / "run.json", {"run_id": "zzz-12"})
+    assert find("zzz-1", root).path == other  # a whole id, though another begins with it
+    with pytest.raises(InputError, match=r"means 2 runs.*zzz-1, zzz-12"):
+        find("zz", root)
+    with pytest.raises(InputError, match=f"no such run below {root} .*{run.run_id}"):
+        find("nothing", root)
+    with pytest.raises(InputError, match=r"run\.json is missing"):
+        RunDir.open(run.path.parent)
+
+
+def test_newer_format_is_refused_by_name_and_missing_format_is_read(run: RunDir) -> None:
+    path = run.path / "x.json"
+    path.write_text('{"format": 2, "a": 1}')
+    with pytest.raises(InputError, match=r"x\.json: format 2 is newer than this gemctl reads \(up to 1\)"):
+        read_json(path)
+    path.write_text('{"a": 1}')
+    assert read_json(path) == {"a": 1}
+    path.write_text("[1]")
+    with pytest.raises(InputError, match="JSON object"):
+        read_json(path)
+    path.write_text("{")
+    with pytest.raises(InputError, match="not JSON"):
+        read_json(path)
+
+
+def test_log_tail_leaves_an_unfinished_line(tmp_path: Path) -> None:
+    tail = LogTail(tmp_path / "log.jsonl")
+    assert tail.new() == []
+    log = JsonLog(tail.path)
+    log.write({"a": 1})
+    with tail.path.open("a") as file:
+        file.write('{"format": 1, "a"')
+    assert tail.new() == [{"a": 1}]
+    with tail.path.open("a") as file:
+        file.write(": 2}\n")
+    assert tail.new() == [{"a": 2}]
+    assert read_log(tail.path) == [{"a": 1}, {"a": 2}]
+
+
+def _race(
+    path: Path, number: int, start: "multiprocessing.synchronize.Event", won: "multiprocessing.Queue[int]"
+) -> None:
+    start.wait()
+    try:
+        claim(path, number, nodes=1, ranks_per_node=1, heartbeat=1.0)
+        won.put(os.getpid())
+    except InputError:
+        won.put(0)
+
+
+def test_only_one_of_many_takes_the_run(run: RunDir) -> None:
+    context = multiprocessing.get_context("fork")
+    start, won = context.Event(), context.Queue()
+    racers = [context.Process(target=_race, args=(run.path, 1, start, won)) for _ in range(8)]
+    for racer in racers:
+        racer.start()
+    start.set()
+    winners = [pid for pid in (won.get(timeout=10) for _ in racers) if pid]
+    for racer in racers:
+        racer.join()
+    assert len(winners) == 1
+    assert run.attempt(1).claim().pid == winners[0]
+
+
+def test_highest_attempt_owns_the_run_and_a_woken_process_knows(run: RunDir) -> None:
+    first = _claim(run, 1)
+    told = threading.Event()
+    with Heartbeat(first, 0.02, told.set):
+        assert first.owns_run()
+        second = _claim(run, 2)
+        assert told.wait(2)
+        assert not first.owns_run()
+        beat = first.beat()
+        time.sleep(0.1)
+        assert first.beat() == beat  # it has stopped beating
+    assert second.owns_run()
+    assert [attempt.number for attempt in run.attempts()] == [1, 2]
+
+
+def test_base_and_end_are_written_once(run: RunDir) -> None:
+    attempt = _claim(run, 1)
+    attempt.write_base(Base("step_3.a1", 3))
+    attempt.write_end("failed", step=4)
+    assert attempt.base() == Base("step_3.a1", 3)
+    assert (attempt.end() or {})["outcome"] == "failed"
+    with pytest.raises(FileExistsError):
+        attempt.write_base(Base(None, 0))
+    with pytest.raises(FileExistsError):
+        attempt.write_end("finished")
+
+
+def test_beat_is_watched_on_the_readers_clock(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    attempt = _claim(run, 1)
+    with Heartbeat(attempt, 0.02):
+        seconds = watch_beat(attempt)
+        assert seconds is not None
+        assert seconds < 1
+    os.utime(attempt.heartbeat, (time.time() + 3600,) * 2)  # a writer whose clock is an hour ahead
+    monkeypatch.setattr("gemctl.run.attempt.Claim.patience", 0.2)
+    assert watch_beat(attempt) is None
+
+
+def test_ended_attempt_is_dead_at_once(run: RunDir) -> None:
+    attempt = _claim(run, 1, heartbeat=100.0)
+    attempt.write_end("finished", step=1)
+    start = time.monotonic()
+    assert watch_beat(attempt) is None
+    assert time.monotonic() - start < 1
+
+
+def test_requests_are_numbered_and_belong_to_the_attempt_they_were_filed_in(run: RunDir) -> None:
+    first = _claim(run, 1)
+    assert requests.pending(run, first) == []
+    save, stop = requests.file(run, "save"), requests.file(run, "stop")
+    assert (save.number, stop.number) == (1, 2)
+    assert requests.pending(run, first) == [save, stop]
+    assert requests.pending(run, first, after=1) == [stop]
+    second = _claim(run, 2)
+    assert requests.pending(run, second) == []
+    third = requests.file(run, "stop")
+    assert requests.pending(run, second) == [third]
+
+
+def _file_many(run: RunDir) -> None:
+    for _ in range(20):
+        requests.file(run, "save")
+
+
+def test_requests_filed_at_once_all_count(run: RunDir) -> None:
+    attempt = _claim(run, 1)
+    context = multiprocessing.get_context("fork")
+    filers = [context.Process(target=_file_many, args=(run,)) for _ in range(4)]
+    for filer in filers:
+        filer.start()
+    for filer in filers:
+        filer.join()
+    assert [request.number for request in requests.pending(run, attempt)] == list(range(1, 81))
+
+
+def test_beats_of_a_stopped_process_take_nothing_back(run: RunDir) -> None:
+    """A process that is stopped, overtaken and woken up beats in its own folder at most once more."""
+    first = _claim(run, 1)
+    context = multiprocessing.get_context("fork")
+    beating = context.Process(target=_beat_for_ever, args=(first,))
+    beating.start()
+    assert watch_beat(first) is not None
+    os.kill(beating.pid or 0, signal.SIGSTOP)
+    second = _claim(run, 2)
+    os.kill(beating.pid or 0, signal.SIGCONT)
+    beating.join(timeout=5)
+    assert beating.exitcode == 0
+    assert second.owns_run()
+    assert second.claim().pid == os.getpid()
+
+
+def _beat_for_ever(attempt: Attempt) -> None:
+    done = threading.Event()
+    with Heartbeat(attempt, 0.02, done.set):
+        done.wait()

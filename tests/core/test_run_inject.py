@@ -1,0 +1,52 @@
+"""The event injector acts at its rank, step, stage and attempt, and nowhere else."""
+
+import os
+import signal
+
+import pytest
+
+from gemctl.errors import InputError
+from gemctl.run.stages import Stage
+from gemctl.train.inject import Event, InjectedError, maybe_inject, parse
+
+
+def test_event_is_parsed_with_defaults() -> None:
+    assert parse("kill:rank=1,step=3") == Event("kill", 1, 3, "step", 1)
+    assert parse("nan") == Event("nan", 0, None, "step", 1)
+
+
+def test_all_problems_are_told() -> None:
+    with pytest.raises(InputError) as error:
+        parse("bang:rank=x,stage=lunch,when=3")
+    text = "\n".join(error.value.problems)
+    for word in ("'bang' is none of raise", "rank='x' is not a whole number", "'lunch' is none of start", "'when'"):
+        assert word in text
+
+
+@pytest.mark.parametrize(
+    ("rank", "stage", "step", "attempt"), [(0, "step", 3, 1), (1, "save", 3, 1), (1, "step", 2, 1), (1, "step", 3, 2)]
+)
+def test_nothing_happens_elsewhere(
+    rank: int, stage: Stage, step: int, attempt: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GEMCTL_INJECT", "raise:rank=1,step=3")
+    monkeypatch.setenv("GEMCTL_ATTEMPT", str(attempt))
+    assert not maybe_inject(rank, stage, step)
+    monkeypatch.setenv("GEMCTL_ATTEMPT", "1")
+    with pytest.raises(InjectedError, match="rank 1, stage step, step 3"):
+        maybe_inject(1, "step", 3)
+
+
+def test_nan_is_the_callers_to_plant(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not maybe_inject(0, "step", 3)
+    monkeypatch.setenv("GEMCTL_INJECT", "nan:step=3")
+    assert maybe_inject(0, "step", 3)
+
+
+def test_kill_is_sigkill(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GEMCTL_INJECT", "kill:stage=build")
+    child = os.fork()
+    if child == 0:
+        maybe_inject(0, "build", None)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL

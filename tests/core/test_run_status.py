@@ -1,0 +1,109 @@
+"""What `status`, `stop` and `resume` say of runs that beat, have ended or died, from files alone."""
+
+import argparse
+import dataclasses
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from gemctl.commands import resume, status, stop
+from gemctl.config.schema import Config, DataConfig
+from gemctl.errors import InputError
+from gemctl.run import requests
+from gemctl.run.attempt import Attempt, Base, Heartbeat, claim
+from gemctl.run.directory import RunDir
+from gemctl.run.stages import StageRecorder
+from gemctl.run.status import RunStatus
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    return RunDir.create(str(tmp_path / "runs"), "gem", ["gemctl", "train"])
+
+
+def _start(run: RunDir, number: int) -> Attempt:
+    attempt = claim(run.path, number, nodes=1, ranks_per_node=1, heartbeat=0.02)
+    attempt.write_base(Base(None, 0))
+    return attempt
+
+
+def _args(run: RunDir, **more: object) -> argparse.Namespace:
+    return argparse.Namespace(run=run.run_id, root=str(run.path.parent.parent), **more)
+
+
+def _status(run: RunDir) -> RunStatus:
+    value = status.run(_args(run))
+    assert isinstance(value, RunStatus)
+    return value
+
+
+def test_status_follows_a_run_to_its_end(run: RunDir) -> None:
+    assert _status(run).state == "never started"
+    attempt = _start(run, 1)
+    assert _status(run).state == "starting"
+    StageRecorder(attempt, 0).enter("step", 7)
+    shown = _status(run).attempts[0]
+    assert (shown.state, shown.stage, shown.step, shown.base_step) == ("running", "step", 7, 0)
+    long_ago = time.time() - 60
+    os.utime(attempt.heartbeat, (long_ago, long_ago))
+    assert _status(run).state == "silent"
+    attempt.write_end("failed", step=7, cause={"text": "rank 1 failed first"})
+    shown = _status(run).attempts[0]
+    assert (shown.state, shown.cause, shown.beat_age) == ("failed", "rank 1 failed first", None)
+
+
+def test_status_lists_runs(run: RunDir) -> None:
+    value = status.run(argparse.Namespace(run=None, root=str(run.path.parent.parent)))
+    assert [found.run_id for found in getattr(value, "runs", [])] == [run.run_id]
+
+
+def test_stop_is_filed_for_a_run_that_beats_and_refused_else(run: RunDir) -> None:
+    with pytest.raises(InputError, match="does not run"):
+        stop.run(_args(run))
+    attempt = _start(run, 1)
+    with Heartbeat(attempt, 0.02):
+        filed = stop.run(_args(run))
+    assert (filed.attempt, filed.request) == (1, 1)
+    assert requests.pending(run, attempt) == [requests.Request(1, "stop")]
+    attempt.write_end("stopped", step=3)
+    with pytest.raises(InputError, match="does not run"):
+        stop.run(_args(run))
+
+
+def test_resume_of_a_run_that_beats_is_refused_with_host_and_age(run: RunDir) -> None:
+    attempt = _start(run, 1)
+    with (
+        Heartbeat(attempt, 0.02),
+        pytest.raises(InputError, match=rf"runs on host {attempt.claim().host}, its last beat is 0\.\d s old"),
+    ):
+        resume.refuse_living(run, attempt)
+    attempt.write_end("stopped", step=3)
+    resume.refuse_living(run, attempt)
+
+
+def test_resume_keeps_the_world_the_model_and_the_data() -> None:
+    before = Config(data=DataConfig(spec="s", train="t"))
+    after = dataclasses.replace(
+        before,
+        train=dataclasses.replace(before.train, steps=7, eval_every=2, log_every=1),
+        checkpoint=dataclasses.replace(before.checkpoint, every=3),
+        recover=dataclasses.replace(before.recover, watchdog=5.0),
+    )
+    resume.refuse_changes(before, after)
+    after = dataclasses.replace(
+        after,
+        launcher=dataclasses.replace(before.launcher, ranks_per_node=2),
+        model=dataclasses.replace(before.model, dim=64),
+        data=dataclasses.replace(before.data, train="u"),
+    )
+    with pytest.raises(InputError) as error:
+        resume.refuse_changes(before, after)
+    named = [problem.partition(":")[0] for problem in error.value.problems]
+    assert named == ["data.train", "launcher.ranks_per_node", "model.dim", "what may change"]
+
+
+def test_resume_of_a_run_that_was_never_launched_is_refused(run: RunDir) -> None:
+    with pytest.raises(InputError, match="never launched"):
+        resume.run(_args(run, changes=[]))
