@@ -85,7 +85,7 @@ def _labels(guess: _Guess, columns: list[Column], named: list[str], url: str) ->
         for name in named
         if name in known and not known[name].binary
     ]
-    binary = [column.name for column in columns if column.binary]
+    binary = [column.name for column in columns if column.binary and column.distinct == 2]
     chosen = named or [name for name in binary if _LABEL.search(name)] or (binary if len(binary) == 1 else [])
     if not chosen:
         seen = f"columns of 0 and 1: {', '.join(binary)}" if binary else "no column holds just 0 and 1"

@@ -52,31 +52,37 @@ class RawLog:
 def read(source: str | Path) -> RawLog:
     """The data set in folder `source` (or whose `.inter` file is `source`). Raises InputError with all problems."""
     inter_path = _find(Path(source))
+    user, item, time = _roles(inter_path)
     inter = _read_file(inter_path)
-    tokens = [name for name, kind in inter.kinds.items() if kind == "token"]
-    times = [name for name in _TIME_NAMES if inter.kinds.get(name) == "float"]
+    problems = [
+        f"{inter_path}: column {name!r}: {inter.columns[name].null_count} empty cells; every row needs one"
+        for name in (user, item, time)
+        if inter.columns[name].null_count
+    ]
+    users, items = (_side_file(inter_path, suffix) for suffix in (".user", ".item"))
+    for side in (users, items):
+        if side is not None and len(pc.unique(side.columns[side.key])) < len(side.columns[side.key]):
+            problems.append(f"{side.path}: column {side.key!r}: two lines have the same {side.key!r}")
+    if problems:
+        raise InputError(problems)
+    return RawLog(inter_path.stem, inter, user, item, time, users, items)
+
+
+def _roles(inter: Path) -> tuple[str, str, str]:
+    """Names of the user, item and time columns."""
+    kinds = _header(inter)
+    tokens = [name for name, kind in kinds.items() if kind == "token"]
+    times = [name for name in _TIME_NAMES if kinds.get(name) == "float"]
     problems = []
     if len(tokens) < 2:
-        problems.append(f"{inter_path}:1: needs two token columns, the user and the item; has {tokens or 'none'}")
+        problems.append(f"{inter}:1: needs two token columns, the user and the item; has {', '.join(tokens) or 'none'}")
     if not times:
-        near = get_close_matches("timestamp", inter.kinds, n=1)
-        problems.append(
-            f"{inter_path}:1: no column timestamp:float (or time:float, date:float)"
-            + (f"; nearest: {near[0]}:{inter.kinds[near[0]]}" if near else "")
-        )
+        near = get_close_matches("timestamp", kinds, n=1)
+        hint = f" (nearest: {near[0]}:{kinds[near[0]]})" if near else ""
+        problems.append(f"{inter}:1: no column timestamp:float, time:float or date:float{hint}")
     if problems:
         raise InputError(problems)
-    for name in (*tokens[:2], times[0]):
-        empty = inter.columns[name].null_count
-        if empty:
-            problems.append(f"{inter_path}: column {name!r}: {empty} empty cells; every row needs one")
-    users, items = (_side_file(inter_path, suffix) for suffix in (".user", ".item"))
-    for side, key in ((users, tokens[0]), (items, tokens[1])):
-        if side is not None and len(pc.unique(side.columns[side.key])) < len(side.columns[side.key]):
-            problems.append(f"{side.path}: column {side.key!r}: the same {key!r} is in two lines")
-    if problems:
-        raise InputError(problems)
-    return RawLog(inter_path.stem, inter, tokens[0], tokens[1], times[0], users, items)
+    return tokens[0], tokens[1], times[0]
 
 
 def numbers(column: Any) -> np.ndarray | None:
