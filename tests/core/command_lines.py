@@ -8,6 +8,7 @@ exist, what trains on this machine. Keys of these (UNFREE) are set to legal valu
 """
 
 import copy
+import functools
 import json
 import math
 import random
@@ -117,17 +118,19 @@ class Generator:
         self.random = random.Random(seed)
         self.schema = Schema()
         self.free = [key for key in self.schema.leaves if not key.startswith(UNFREE)]
+        # Hydra takes 0.1 s for each new set of choices, so there are some twenty of them.
+        self.choices = [{g: self.random.choice(CHOICES[g]) for g in self._some(CHOICES, 2)} for _ in range(20)]
 
     def line(self, edit: bool) -> Line:
         """A valid line; with `edit`, one of its words is edited once, which may or may not leave it valid."""
-        words = [Word(group, self.random.choice(CHOICES[group]), choice=True) for group in self._some(CHOICES, 3)]
+        words = [Word(group, choice, choice=True) for group, choice in self.random.choice(self.choices).items()]
         values = {key: self.value(key) for key in self._some(self.free, 5)}
         values |= self.random.choice(TOPOLOGIES) | {"cluster.memory_gb": 1_000_000}
         if self.random.random() < 0.3 and all(word.value != "ml100k" for word in words):
             values["data.synthetic.users"] = 7
         # A file must not hide a choice of the same group wholly, so it has values of groups that are not chosen.
-        chosen = {word.key for word in words}
-        movable = [key for key in values if "experiment" not in chosen and key.split(".")[0] not in chosen]
+        kept = {"cluster", *(word.key for word in words)}
+        movable = [key for key in values if "experiment" not in kept and key.split(".")[0] not in kept]
         file = {key: values.pop(key) for key in movable} if self.random.random() < 0.15 else {}
         words += [Word(key, value) for key, value in values.items()]
         self.random.shuffle(words)
@@ -276,6 +279,11 @@ def composed(choices: dict[str, str]) -> dict[str, Any]:
 
 
 def _load(name: str) -> dict[str, Any]:
+    return copy.deepcopy(_read(name))
+
+
+@functools.cache
+def _read(name: str) -> dict[str, Any]:
     return yaml.safe_load((CONFIGS / f"{name}.yaml").read_text(encoding="utf-8")) or {}
 
 

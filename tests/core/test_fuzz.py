@@ -15,12 +15,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
 from gemctl.cli import main
 from gemctl.config.compose import put_all
 from gemctl.config.overrides import Setting
 from gemctl.specs.yaml_file import dump
-from tests.core.command_lines import Generator, Line, Schema, one_edit_apart, valid
+from tests.core.command_lines import CONFIGS, Generator, Line, Schema, one_edit_apart, valid
 
 SPEC = """
 name: ml100k
@@ -33,24 +34,24 @@ labels: [{name: click}]
 @pytest.fixture
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with the files that data=ml100k names."""
-    folder = tmp_path / "data/ml100k"
-    folder.mkdir(parents=True)
-    (folder / "spec.yaml").write_text(SPEC, encoding="utf-8")
+    names = yaml.safe_load((CONFIGS / "data/ml100k.yaml").read_text(encoding="utf-8"))
+    (tmp_path / names["spec"]).parent.mkdir(parents=True)
+    (tmp_path / names["spec"]).write_text(SPEC, encoding="utf-8")
     for part in ("train", "eval"):
-        pq.write_table(pa.table({"user": [1, 2], "click": [0, 1]}), folder / f"{part}.parquet")
+        pq.write_table(pa.table({"user": [1, 2], "click": [0, 1]}), tmp_path / names[part])
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def arguments(line: Line) -> list[str]:
-    """The line's words; its FILE.yaml is written to the working directory."""
+def arguments(line: Line, shown: str = "--json") -> list[str]:
+    """The command line; its FILE.yaml is written to the working directory. JSON is shown faster than tables."""
     words = [word.shown() for word in line.words]
     if line.file:
         data: dict[str, Any] = {}
         put_all(data, [Setting(tuple(key.split(".")), value, "") for key, value in line.file.items()])
         Path("my.yaml").write_text(dump(data), encoding="utf-8")
         words.insert(len(words) // 2, "my.yaml")
-    return ["train", *words, "--dry-run"]
+    return ["train", *words, "--dry-run", *filter(None, [shown])]
 
 
 def run(words: list[str]) -> tuple[int, str]:
@@ -86,7 +87,7 @@ def fuzz(count: int, seed: int) -> Counter[str]:
     seen: Counter[str] = Counter()
     for number in range(count):
         line = generator.line(edit=number % 2 == 1)
-        code, errors = run(arguments(line))
+        code, errors = run(arguments(line, shown="--json" if number % 10 else ""))
         check(line, code, errors, generator.schema, seen)
     return seen
 
