@@ -23,7 +23,7 @@ COMMANDS = {
     "stop": "ask a run to save and end",
     "report": "say what a run reached and where its time went",
     "eval": "score a data set with a checkpoint",
-    "data": "import, generate and describe data sets",
+    "data": "import a raw log, write the synthetic one, or draft a feature spec for a Parquet file",
     "checkpoint": "list, verify and compare checkpoints",
     "config": "export a configuration",
     "doctor": "check this machine and what is installed on it",
