@@ -6,8 +6,7 @@ gemctl data spec clicks.parquet -o spec.yaml
 """
 
 import argparse
-import time
-from dataclasses import asdict, dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,27 +15,9 @@ from gemctl.errors import InputError
 if TYPE_CHECKING:
     from gemctl.data.drafting import Draft
     from gemctl.data.importing import Imported
+    from gemctl.data.synthetic import SyntheticLog
 
 HELP = "Import a raw log, write the synthetic one, or draft a feature spec for a Parquet file."
-
-
-@dataclass(frozen=True)
-class Written:
-    """The synthetic log: its files by role, what it was made of, and how long that took."""
-
-    files: dict[str, str]
-    settings: dict[str, int]
-    seconds: float
-
-
-@dataclass(frozen=True)
-class DraftWritten:
-    """A drafted feature spec: `text` unless it went to `path`."""
-
-    path: str | None
-    text: str | None
-    rows_seen: int
-    undecided: dict[str, str]
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,7 +51,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     spec.add_argument("--label", action="append", default=[], metavar="COLUMN", help="a label column, may be repeated")
 
 
-def run(args: argparse.Namespace) -> "Imported | Written | DraftWritten":
+def run(args: argparse.Namespace) -> "Imported | SyntheticLog | Draft":
     if args.action == "import":
         return import_log(args.source, args.out, args.label, args.history)
     if args.action == "synth":
@@ -88,7 +69,7 @@ def import_log(source: str, out: str, labels: list[str], history: int) -> "Impor
     return import_recbole(source, out, labels=labels, history=history)
 
 
-def synthesise(out: str, sizes: dict[str, int]) -> Written:
+def synthesise(out: str, sizes: dict[str, int]) -> "SyntheticLog":
     """Writes the synthetic log into folder `out`; `sizes` replaces defaults of the configuration."""
     from pydantic import TypeAdapter, ValidationError
 
@@ -99,22 +80,19 @@ def synthesise(out: str, sizes: dict[str, int]) -> Written:
         config = TypeAdapter(SyntheticConfig).validate_python(sizes)
     except ValidationError as error:
         raise InputError([f"--{e['loc'][0]}: {e['msg']}, not {e['input']}" for e in error.errors()]) from error
-    files = {"train": f"{out}/train.parquet", "eval": f"{out}/eval.parquet", "spec": f"{out}/spec.yaml"}
-    start = time.monotonic()
-    synthetic.write(config, files["train"], files["eval"], files["spec"])
-    return Written(files, asdict(config), time.monotonic() - start)
+    return synthetic.write(config, f"{out}/train.parquet", f"{out}/eval.parquet", f"{out}/spec.yaml")
 
 
-def draft_spec(file: str, labels: list[str], out: str | None) -> DraftWritten:
+def draft_spec(file: str, labels: list[str], out: str | None) -> "Draft":
     """Drafts a spec for `file`; with `out` into a new file there."""
     from gemctl.data.drafting import draft
 
     if out and Path(out).exists():
         raise InputError(f"{out}: exists already; give another name with -o, or delete it")
-    found: Draft = draft(file, labels)
+    found = draft(file, labels)
     if out:
         try:
             Path(out).write_text(found.text, encoding="utf-8")
         except OSError as error:
             raise InputError(f"{out}: can't be written: {error.strerror}") from error
-    return DraftWritten(out, None if out else found.text, found.rows_seen, found.undecided)
+    return replace(found, path=out)

@@ -39,11 +39,12 @@ _FEW = 32  # integers with so few values are ids whatever their name
 
 @dataclass(frozen=True)
 class Draft:
-    """The spec's `text`, and the columns that got no role with the reason."""
+    """The spec's `text`, the columns that got no role with the reason, and where it was written (None: nowhere)."""
 
     text: str
     rows_seen: int
     undecided: dict[str, str]
+    path: str | None = None
 
 
 @dataclass

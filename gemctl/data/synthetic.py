@@ -7,9 +7,10 @@ their names when they are complete; a second call with the same settings finds t
 """
 
 import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,15 @@ ROW_GROUP = 20_000
 _CHUNK = 5 * ROW_GROUP  # rows made at once: about 100 MB
 _METADATA = b"gemctl.synthetic"
 _GENERATOR = 1  # raise it when the rows of a seed change
+
+
+@dataclass(frozen=True)
+class SyntheticLog:
+    """What was written: files by role, the settings that it was made of, and how long it took."""
+
+    files: dict[str, str]
+    settings: dict[str, int]
+    seconds: float
 
 
 def ensure(data: DataConfig) -> bool:
@@ -57,14 +67,16 @@ def absent(data: DataConfig) -> bool:
     return missing
 
 
-def write(config: SyntheticConfig, train: str | Path, eval: str | Path | None, spec_path: str | Path) -> None:
-    """Writes all three files, or two without `eval` (existing ones are replaced)."""
+def write(config: SyntheticConfig, train: str | Path, eval: str | Path, spec_path: str | Path) -> SyntheticLog:
+    """Writes all three files (existing ones are replaced)."""
+    start = time.monotonic()
     log = ClickWorld(config.users, config.items, config.seed)
     _write_rows(log, config, Path(train), 0, config.rows)
-    if eval is not None:
-        _write_rows(log, config, Path(eval), config.rows, config.rows + config.eval_rows)
+    _write_rows(log, config, Path(eval), config.rows, config.rows + config.eval_rows)
     with _complete(Path(spec_path)) as path:
         path.write_text(spec_text(config), encoding="utf-8")
+    files = {"train": str(train), "eval": str(eval), "spec": str(spec_path)}
+    return SyntheticLog(files, asdict(config), time.monotonic() - start)
 
 
 def spec_text(config: SyntheticConfig) -> str:

@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from gemctl.commands.data import DraftWritten, Written
+from gemctl.data.drafting import Draft
 from gemctl.data.importing import Imported
+from gemctl.data.synthetic import SyntheticLog
 
 
 def imported(value: Imported) -> Any:
@@ -24,16 +25,16 @@ def imported(value: Imported) -> Any:
     return Group(parts, tables, f"labels (share of ones in the training part): {labels}", *value.notes)
 
 
-def written(value: Written) -> str:
+def synthetic_log(value: SyntheticLog) -> str:
     """The synthetic log's files and size."""
     settings = ", ".join(f"{name} {number:,}" for name, number in value.settings.items())
     files = "\n".join(f"{role:<6}{path}" for role, path in value.files.items())
     return f"{files}\n{settings}; written in {value.seconds:.1f} s"
 
 
-def draft_written(value: DraftWritten) -> str:
+def draft(value: Draft) -> str:
     """The draft itself, or where it went and what it leaves open."""
-    if value.text is not None:
+    if value.path is None:
         return value.text.rstrip("\n")
     left_out = "".join(f"\n  left out {name}: {reason}" for name, reason in value.undecided.items())
     return f"{value.path}: drafted from the first {value.rows_seen:,} rows; read every line before you train{left_out}"
