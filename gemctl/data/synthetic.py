@@ -67,16 +67,19 @@ def absent(data: DataConfig) -> bool:
     return missing
 
 
-def write(config: SyntheticConfig, train: str | Path, eval: str | Path, spec_path: str | Path) -> SyntheticLog:
-    """Writes all three files (existing ones are replaced)."""
+def write(config: SyntheticConfig, train: str | Path, eval: str | Path | None, spec_path: str | Path) -> SyntheticLog:
+    """Writes the files (existing ones are replaced); without `eval` no evaluation rows."""
     start = time.monotonic()
     log = ClickWorld(config.users, config.items, config.seed)
     _write_rows(log, config, Path(train), 0, config.rows)
-    _write_rows(log, config, Path(eval), config.rows, config.rows + config.eval_rows)
+    if eval is not None:
+        _write_rows(log, config, Path(eval), config.rows, config.rows + config.eval_rows)
     with _complete(Path(spec_path)) as path:
         path.write_text(spec_text(config), encoding="utf-8")
-    files = {"train": str(train), "eval": str(eval), "spec": str(spec_path)}
-    return SyntheticLog(files, asdict(config), time.monotonic() - start)
+    files = {"train": train, "eval": eval, "spec": spec_path}
+    return SyntheticLog(
+        {role: str(path) for role, path in files.items() if path is not None}, asdict(config), time.monotonic() - start
+    )
 
 
 def spec_text(config: SyntheticConfig) -> str:
