@@ -22,8 +22,8 @@ PEER_MESSAGE = re.compile(
     r"timed out waiting|wait timeout|recvValue failed|remote process exited|communicator was aborted",
     re.IGNORECASE,
 )
-# A checkpoint's coordinator raises the error of one rank on all of them.
-OTHER_RANKS = re.compile(r"ranks:dict_keys\(\[(\d+)")
+# A save that fails on one rank is raised on all of them, with that rank in the message.
+OTHER_RANK = re.compile(r"\brank (\d+): ")
 FRAME = re.compile(r'File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)')
 COLLECTIVE = re.compile(r"torch/distributed/(?!elastic/)|torchrec/distributed/(comm_ops|types|dist_data)\.py")
 INNERMOST = 4  # frames of a stack that decide whether it waits for other ranks
@@ -97,8 +97,9 @@ def _exception(record: RankRecord) -> str:
 
 def _blamed(record: RankRecord, ranks: Sequence[RankRecord]) -> RankRecord:
     """The rank whose error `record` passes on, or itself."""
-    match = OTHER_RANKS.search((record.failure or {}).get("message", ""))
-    return ranks[int(match[1])] if match and ranks[int(match[1])].failure else record
+    match = OTHER_RANK.search((record.failure or {}).get("message", ""))
+    other = int(match[1]) if match else record.rank
+    return ranks[other] if other < len(ranks) and ranks[other].failure else record
 
 
 def _signal(record: RankRecord) -> str | None:

@@ -52,9 +52,9 @@ def test_first_of_several_exceptions_is_named(attempt: Attempt) -> None:
     assert root_cause(attempt, [_failed(0, 2.0), _failed(1, 1.0), _failed(2, 3.0)], None, None).rank == 1
 
 
-def test_error_that_the_coordinator_passes_on_is_blamed_on_its_rank(attempt: Attempt) -> None:
-    passed_on = _failed(0, 1.0, "CheckpointException", "CheckpointException ranks:dict_keys([1])\nOSError: no space")
-    assert root_cause(attempt, [passed_on, _failed(1, 1.1, "OSError", "no space")], None, None).rank == 1
+def test_error_that_every_rank_passes_on_is_blamed_on_its_rank(attempt: Attempt) -> None:
+    ranks = [_failed(rank, 2.0 - rank, "SaveError", "saving step 3 failed: rank 0: no space left") for rank in range(3)]
+    assert root_cause(attempt, ranks, None, None).rank == 0
 
 
 def test_exit_without_an_exception_is_named(attempt: Attempt) -> None:

@@ -1,0 +1,77 @@
+"""The real thing, from the command line: Ctrl-C saves and says how to go on; a rank killed in a save is named."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from gemctl.run import process
+from gemctl.run.attempt import Attempt
+from gemctl.run.directory import RunDir
+from gemctl.run.files import read_log
+from gemctl.run.manifest import newest_verified
+
+SMALL = [
+    "data.synthetic.users=50",
+    "data.synthetic.items=200",
+    "data.synthetic.rows=300",
+    "data.synthetic.eval_rows=50",
+    "train.global_batch=16",
+    "model.dim=8",
+]
+
+
+def _start(folder: Path, *arguments: str, inject: str = "") -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "gemctl", *arguments]
+    environment = {**os.environ, "GEMCTL_INJECT": inject}
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, cwd=folder, env=environment, stdout=pipe, stderr=pipe, text=True)
+
+
+def _wait_for(true: Callable[[], bool], seconds: float = 80) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def _pids(attempt: Attempt) -> list[int]:
+    return [line["pid"] for line in read_log(attempt.agent_log(0)) if line["event"] in {"agent", "rank"}]
+
+
+def test_interrupt_saves_and_a_rank_killed_in_a_save_is_named(tmp_path: Path) -> None:
+    train = _start(tmp_path, "train", *SMALL, "train.steps=100000")
+    _wait_for(lambda: any(line["stage"] == "step" for line in _rank_lines(tmp_path)))
+    train.send_signal(signal.SIGINT)
+    _, told = train.communicate(timeout=60)
+    run = RunDir.open(next(tmp_path.glob("runs/synthetic/*")))
+    assert train.returncode == 130, told
+    assert f"gemctl resume {run.run_id}" in told
+    assert [pid for pid in _pids(run.attempt(1)) if process.running(pid)] == []
+    checkpoint, refused = newest_verified(run)
+    assert checkpoint is not None
+    assert (refused, checkpoint.step >= 1) == ([], True)
+
+    kill = "kill:rank=1,stage=save,attempt=2"
+    resumed = _start(tmp_path, "resume", run.run_id, f"train.steps={checkpoint.step + 2}", inject=kill)
+    _, told = resumed.communicate(timeout=100)
+    ended = time.time()
+    attempt = run.attempt(2)
+    assert resumed.returncode == 1, told
+    for text in (
+        "rank 1 failed first, in stage save",
+        "killed by SIGKILL",
+        "rank-1.log",
+        f"from step {checkpoint.step}",
+    ):
+        assert text in told
+    assert attempt.base().step == checkpoint.step
+    assert [pid for pid in _pids(attempt) if process.running(pid)] == []
+    assert ended - read_log(attempt.rank_log(1))[-1]["time"] < 10
+
+
+def _rank_lines(folder: Path) -> list[dict[str, object]]:
+    return [line for path in folder.glob("runs/synthetic/*/attempts/1/ranks/0.jsonl") for line in read_log(path)]
