@@ -12,9 +12,7 @@ from torch.distributed.tensor import DTensor, Shard
 from gemctl.config.schema import PrecisionConfig
 from gemctl.model.init import InitRule
 from gemctl.parallel.init import Slice, fill
-
-# A block below this many parameters costs more as a collective of its own than it saves in memory.
-UNIT_PARAMETERS = 1 << 20
+from gemctl.plan.dense import UNIT_PARAMETERS
 
 
 def shard_dense(dense: nn.Module, mesh: DeviceMesh, precision: PrecisionConfig, device: torch.device) -> None:
