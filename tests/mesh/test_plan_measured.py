@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gemctl.config.schema import ClusterConfig, Config, LauncherConfig, TopologyConfig
+from gemctl.config.schema import ClusterConfig, Config, LauncherConfig, PrecisionConfig, TopologyConfig
 from gemctl.data.batch import Batch, Jagged
 from gemctl.model.gem import GemModel
 from gemctl.parallel.assemble import assemble
@@ -50,12 +50,13 @@ class Case:
     sharding: str
     accumulate: int = 1
     heads: int = 16
+    precision: str = "fp32"
     tables: tuple[tuple[str, str], ...] = ()
 
 
 CASES = {
     "mixed, 2 × 2, two micro-batches": Case(2, "row_wise", accumulate=2, heads=1100, tables=(("item", "table_wise"),)),
-    "table-wise, 1 × 4": Case(1, "table_wise", heads=1100),
+    "table-wise, 1 × 4, bf16": Case(1, "table_wise", heads=1100, precision="bf16"),
     "row-wise, replicas alone": Case(4, "row_wise"),
 }
 
@@ -70,6 +71,7 @@ def configured(case: Case) -> Config:
             table_sharding=case.sharding,  # type: ignore[arg-type]
             tables=dict(case.tables),  # type: ignore[arg-type]
         ),
+        precision=PrecisionConfig(case.precision),  # type: ignore[arg-type]
         launcher=LauncherConfig(ranks_per_node=WORLD),
         cluster=ClusterConfig(memory_gb=64),
     )
