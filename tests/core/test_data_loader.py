@@ -2,14 +2,19 @@
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from gemctl.config.schema import DataConfig
+from gemctl.data import parquet
 from gemctl.data.batch import Batch
+from gemctl.data.decode import Place
 from gemctl.data.loader import Loader, eval_batches
+from gemctl.data.rows import RowBlock
 from gemctl.errors import InputError
+from gemctl.specs.data import FeatureSpec
 from tests.core.test_data_reader import columns, set_row, spec, write
 from tests.world import run_world
 
@@ -110,6 +115,24 @@ def test_a_broken_row_fails_the_step_that_needs_it(data: DataConfig, tmp_path: P
     with pytest.raises(InputError, match="row group 3, row 5: click"):
         next(loader)
     loader.close()
+
+
+@pytest.mark.parametrize("order", ["time", "shuffled"])
+def test_a_row_group_is_decoded_once_an_epoch(
+    data: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: str
+) -> None:
+    decoded: list[int] = []
+    real = parquet.decode
+
+    def counting(table: Any, spec: FeatureSpec, place: Place, *, histories: bool) -> RowBlock:
+        decoded.append(place.group)
+        return real(table, spec, place, histories=histories)
+
+    monkeypatch.setattr(parquet, "decode", counting)
+    data.train = str(write(tmp_path / "many.parquet", columns(), group=8))  # 12 row groups, the last of 2 rows
+    data.order, data.prefetch = order, 0  # type: ignore[assignment]
+    first(data, 30, size=3)
+    assert sorted(decoded) == list(range(12))
 
 
 def test_a_data_set_without_rows_is_refused(data: DataConfig, tmp_path: Path) -> None:

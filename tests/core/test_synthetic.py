@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from gemctl.commands.data import synthesise
 from gemctl.config.schema import DataConfig, SyntheticConfig
 from gemctl.data import synthetic
 from gemctl.data.loader import eval_batches
@@ -174,6 +175,15 @@ def test_a_file_of_the_users_own_is_never_overwritten(tmp_path: Path, written: D
     pq.write_table(pq.read_table(written.train).replace_schema_metadata(None), own)
     with pytest.raises(InputError, match="exists and is no synthetic log"):
         synthetic.ensure(replace(written, train=str(own)))
+
+
+def test_sizes_from_the_command_line_are_checked_and_used(tmp_path: Path) -> None:
+    with pytest.raises(InputError) as error:
+        synthesise(str(tmp_path), {"rows": 0, "users": -1})
+    assert [problem.split(":")[0] for problem in error.value.problems] == ["--users", "--rows"]
+    log = synthesise(str(tmp_path), {"rows": 30, "eval_rows": 5, "users": 9, "items": 99, "seed": 1})
+    assert pq.read_metadata(log.files["train"]).num_rows == 30
+    assert log.settings == {"users": 9, "items": 99, "rows": 30, "eval_rows": 5, "seed": 1}
 
 
 def test_the_default_log_has_the_size_that_the_design_asks_for() -> None:
