@@ -9,8 +9,9 @@ such keys and values is the two-layer network act(S W₁(x)) W₂(x) whose weigh
 import torch
 from torch import Tensor, nn
 
-from gemctl.model.jagged import attention, gdpa
-from gemctl.model.layers import layer_norm
+from gemctl.kernels.gdpa.op import gdpa
+from gemctl.kernels.jagged_flash_attention.op import jagged_flash_attention
+from gemctl.model.layers import TokenLinear, layer_norm
 from gemctl.specs.model import SequenceBlockSpec
 
 
@@ -20,15 +21,27 @@ class PersonalisedFFN(nn.Module):
     def __init__(self, spec: SequenceBlockSpec, tokens: int, dim: int, heads: int) -> None:
         super().__init__()
         self.heads, self.hidden = heads, spec.ffn_hidden
-        self.keys_values = nn.Linear(tokens * dim, 2 * spec.ffn_hidden * dim)
+        self.compression = TokenLinear(tokens, spec.weight_tokens)
+        self.keys_values = nn.Linear(spec.weight_tokens * dim, 2 * spec.ffn_hidden * dim)
 
     def forward(self, s: Tensor, x_BND: Tensor, offsets: Tensor, max_length: int) -> Tensor:
         rows, width = len(x_BND), s.shape[1] // self.heads
-        keys_values = self.keys_values(x_BND.flatten(1)).view(rows, 2, self.hidden, self.heads, width)
+        keys_values = self.keys_values(self.compression(x_BND).flatten(1)).view(rows, 2, self.hidden, self.heads, width)
         k, v = (keys_values[:, i].reshape(rows * self.hidden, self.heads, width) for i in range(2))
         k_offsets = torch.arange(rows + 1, device=offsets.device) * self.hidden
         q = layer_norm(s).view(-1, self.heads, width)
-        return gdpa(q, k * width**-0.5, v * self.hidden**-0.5, offsets, k_offsets, max_length, self.hidden).flatten(1)
+        return gdpa(
+            q,
+            k,
+            v,
+            offsets,
+            k_offsets,
+            max_length,
+            self.hidden,
+            activation="gelu_approx",
+            pre_scale=width**-0.5,
+            post_scale=self.hidden**-0.5,
+        ).flatten(1)
 
 
 class SelfAttention(nn.Module):
@@ -42,7 +55,7 @@ class SelfAttention(nn.Module):
 
     def forward(self, s: Tensor, offsets: Tensor, max_length: int) -> Tensor:
         q, k, v = self.queries_keys_values(layer_norm(s)).unflatten(1, (3, self.heads, -1)).unbind(1)
-        return self.output(attention(q, k, v, offsets, offsets, max_length, max_length).flatten(1))
+        return self.output(jagged_flash_attention(q, k, v, offsets, offsets, max_length, max_length).flatten(1))
 
 
 class SequenceBlock(nn.Module):

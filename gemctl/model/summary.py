@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
+from gemctl.kernels.pooled_attention.op import pooled_attention
 from gemctl.model.init import InitRule
-from gemctl.model.jagged import attention
 from gemctl.model.layers import layer_norm
 from gemctl.specs.model import SummarySpec
 
@@ -22,9 +22,7 @@ class PooledAttention(nn.Module):
     def forward(self, s: Tensor, offsets: Tensor, max_length: int) -> Tensor:
         rows, (seeds, dim) = len(offsets) - 1, self.seeds.shape
         k, v = self.keys_values(layer_norm(s)).unflatten(1, (2, self.heads, -1)).unbind(1)
-        q = self.seeds.expand(rows, -1, -1).reshape(rows * seeds, self.heads, dim // self.heads)
-        q_offsets = torch.arange(rows + 1, device=offsets.device) * seeds
-        pooled = attention(q, k, v, q_offsets, offsets, seeds, max_length)
+        pooled = pooled_attention(self.seeds.view(seeds, self.heads, -1), k, v, offsets, max_length)
         return self.output(pooled.view(rows, seeds, dim))
 
     def init_rules(self) -> dict[str, InitRule]:

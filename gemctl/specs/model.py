@@ -3,10 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
-FORBID = ConfigDict(extra="forbid")
-Positive = Annotated[int, Field(ge=1)]
+from gemctl.specs.limits import FORBID, Size
 
 
 @dataclass
@@ -14,11 +13,11 @@ class WukongSpec:
     """A Wukong block over the non-sequence tokens (arXiv 2403.02545): FMB and LCB side by side."""
 
     __pydantic_config__ = FORBID
-    kind: Literal["wukong"] = "wukong"
-    fm_tokens: Annotated[Positive, Field(description="tokens that the factorization machine block makes")] = 8
-    lc_tokens: Annotated[Positive, Field(description="tokens that the linear compression block makes")] = 8
-    rank: Annotated[Positive, Field(description="columns of Y in the optimised FM, X(XᵀY)")] = 8
-    hidden: Annotated[list[Positive], Field(description="hidden widths of the FMB's MLP")] = field(
+    kind: Annotated[Literal["wukong"], Field(description="wukong: FMB and LCB side by side")] = "wukong"
+    fm_tokens: Annotated[Size, Field(description="tokens that the factorization machine block makes")] = 8
+    lc_tokens: Annotated[Size, Field(description="tokens that the linear compression block makes")] = 8
+    rank: Annotated[Size, Field(description="columns of Y in the optimised FM, X(XᵀY)")] = 8
+    hidden: Annotated[list[Size], Field(description="hidden widths of the FMB's MLP")] = field(
         default_factory=lambda: [128]
     )
 
@@ -31,8 +30,13 @@ class SequenceBlockSpec:
     attention: Annotated[
         Literal["jagged_flash_attention", "block_attention"], Field(description="self-attention of the events")
     ] = "jagged_flash_attention"
-    window: Annotated[int | None, Field(ge=0, description="attend to positions within ±window; null: all")] = None
-    ffn_hidden: Annotated[Positive, Field(description="keys of the personalised feed-forward (GDPA)")] = 32
+    window: Annotated[
+        int | None, Field(ge=0, le=2**24, description="attend to positions within ±window; null: all")
+    ] = None
+    weight_tokens: Annotated[
+        Size, Field(description="tokens that the non-sequence side is compressed to before it makes the keys")
+    ] = 4
+    ffn_hidden: Annotated[Size, Field(description="keys of the personalised feed-forward (GDPA)")] = 16
 
 
 @dataclass
@@ -40,8 +44,8 @@ class SummarySpec:
     """Pooled multi-head attention: learned seeds attend over the events (InterFormer's PMA)."""
 
     __pydantic_config__ = FORBID
-    kind: Literal["pma"] = "pma"
-    seeds: Positive = 4
+    kind: Annotated[Literal["pma"], Field(description="pma: pooled multi-head attention")] = "pma"
+    seeds: Annotated[Size, Field(description="summary tokens of each history")] = 4
 
 
 @dataclass
@@ -49,14 +53,14 @@ class ModelConfig:
     """`layers` times (interaction block ‖ sequence block with summary), then one head per task."""
 
     __pydantic_config__ = FORBID
-    name: str = "gem_nano"
-    dim: Annotated[int, Field(ge=4, multiple_of=4, description="width of every token and every table")] = 32
-    heads: Positive = 2
-    layers: Positive = 1
+    name: Annotated[str, Field(description="what reports call the model")] = "gem_nano"
+    dim: Annotated[int, Field(ge=4, le=2**24, multiple_of=4, description="width of every token and every table")] = 32
+    heads: Annotated[Size, Field(description="attention heads; divides `model.dim`")] = 2
+    layers: Annotated[int, Field(ge=1, le=1024, description="interaction and sequence blocks, side by side")] = 1
     interaction: WukongSpec = field(default_factory=WukongSpec)
     sequence: SequenceBlockSpec = field(default_factory=SequenceBlockSpec)
     summary: SummarySpec = field(default_factory=SummarySpec)
-    head_hidden: Annotated[list[Positive], Field(description="hidden widths of each task's head")] = field(
+    head_hidden: Annotated[list[Size], Field(description="hidden widths of each task's head")] = field(
         default_factory=lambda: [64]
     )
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    dropout: Annotated[float, Field(ge=0, lt=1, description="share of activations dropped in training")] = 0.0
