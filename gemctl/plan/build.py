@@ -30,6 +30,8 @@ from gemctl.specs.count import step_flops
 from gemctl.specs.data import FeatureSpec
 
 FORMAT = 1
+MOST, MOST_OF_A_RANK = 1 << 58, 1 << 45
+"""Elements or bytes of one thing, and bytes of one object on one rank, beyond which nothing is worth counting."""
 
 
 @dataclass(frozen=True)
@@ -79,12 +81,14 @@ class Plan:
 
 
 def build(config: Config, spec: FeatureSpec, host: Host | None = None) -> Plan:
-    """The plan of a configuration. Raises InputError with all violations; one that does not fit is still a plan
-    (`check_fits` refuses it). `host`: the machine to judge against (default: this one), if the cluster group is silent.
+    """The plan of a configuration, judged against `host` (default: this one) where the cluster group is silent.
+
+    Raises InputError with all violations, and DoesNotFit for numbers beyond any machine. A plan that does not fit is
+    still a plan: `check_fits` refuses it.
     """
     facts = data_facts(config.data, spec)
     given = _inputs(config, spec, facts)
-    objects = memory_objects(given)
+    objects = _countable(memory_objects(given))
     classes = rank_classes(objects, given.topology)
     shown: dict[str, Any] = {
         "name": config.run.name,
@@ -122,7 +126,20 @@ def to_json(plan: Plan) -> str:
 def _inputs(config: Config, spec: FeatureSpec, facts: DataFacts) -> Inputs:
     topology = resolve(config.topology, config.launcher)
     tables = place(spec, config.model.dim, config.topology, topology.mp_shard)
-    return Inputs(config, spec, topology, units(dense_parameters(config.model, spec)), tables, facts)
+    given = Inputs(config, spec, topology, units(dense_parameters(config.model, spec)), tables, facts)
+    parameters = sum(unit.numel for unit in given.units)
+    largest = max((table.weight_bytes for table in tables.values()), default=0)
+    if parameters > MOST or largest > MOST:  # int64 would overflow
+        raise DoesNotFit(f"the dense part has {parameters:.1e} parameters, the largest table {largest:.1e} bytes")
+    return given
+
+
+def _countable(objects: list[MemoryObject]) -> list[MemoryObject]:
+    huge = [item for item in objects if item.largest > MOST_OF_A_RANK]
+    if huge:
+        text = "; ".join(f"{item.name}: {item.largest:.1e} bytes a rank ({item.formula})" for item in huge)
+        raise DoesNotFit(f"more than any machine has: {text}")
+    return objects
 
 
 def _unit(unit: Unit, topology: Topology) -> UnitPlan:

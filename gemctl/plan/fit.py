@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from gemctl.cluster import catalogue
 from gemctl.cluster.host import Host, this_host
 from gemctl.config.schema import Config
-from gemctl.errors import InputError
+from gemctl.errors import DoesNotFit, InputError
 from gemctl.mesh.topology import Topology, divisors
 from gemctl.plan.classes import RankClass, device_total, totals
 from gemctl.plan.memory import DEVICE, HOST, HOST_RESERVE, MemoryObject
@@ -110,7 +110,7 @@ def nearest_change(config: Config, fits: Callable[[Config], bool]) -> str | None
         try:
             if fits(changed):
                 return text
-        except InputError:
+        except (InputError, DoesNotFit):
             continue
     return None
 

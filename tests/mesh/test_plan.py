@@ -32,6 +32,7 @@ from gemctl.plan.fit import USABLE
 from gemctl.plan.memory import run_lengths
 from gemctl.render.plan import plan as render
 from gemctl.specs.data import TableSpec
+from gemctl.specs.model import ModelConfig
 from tests.small import SPEC
 
 GIB = 1 << 30
@@ -204,3 +205,16 @@ def test_planning_loads_no_torch() -> None:
         "from gemctl.cluster.checks import check_machine; sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
+
+
+@pytest.mark.parametrize("rows", [10**7, 2**62])
+def test_numbers_beyond_any_machine_do_not_fit(rows: int) -> None:
+    huge = config_of(train=TrainConfig(global_batch=rows), model=ModelConfig(dim=2**24))
+    with pytest.raises(DoesNotFit, match=r"parameters|more than any machine has: "):
+        check_fits(build(huge, SPEC))
+    wide = config_of(model=ModelConfig(head_hidden=[2**24] * 9))
+    with pytest.raises(DoesNotFit):
+        check_fits(build(wide, SPEC))
+    tables = dataclasses.replace(SPEC, tables=[*SPEC.tables, TableSpec("vast", 2**62)])
+    with pytest.raises(DoesNotFit, match="largest table"):
+        build(config_of(), tables)
