@@ -25,7 +25,7 @@ from gemctl.specs.data import FeatureSpec
 MIB = 1 << 20
 RESERVE = {"cpu": 256 * MIB, "cuda": 2048 * MIB}
 """Of a rank: cpu: pages written since the fork, buffers of kernels, the start's peak measurement, allocator slack (with
-it a rank of the main job grew to 1.05 × its plan); cuda: context, NCCL and allocator slack (assumed, not measured)."""
+it a rank of the main job grew to 1.04 × its plan); cuda: context, NCCL and allocator slack (assumed, not measured)."""
 HOST_RESERVE = 512 * MIB
 """Of a host: the agent with torch and torchrec imported (0.29 GiB, shared by its forked ranks), and the launcher."""
 

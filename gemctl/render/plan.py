@@ -127,7 +127,7 @@ def _traffic(value: Plan) -> Table:
 
 
 def _notes(value: Plan) -> Text:
-    lines = [f"table {table.name}: {table.note}" for table in value.tables.values() if table.note]
+    lines = [f"table {table.name} is table-wise: {table.note}" for table in value.tables.values() if table.note]
     if len(lines) > NOTES:
         lines[NOTES:] = [f"… and {_plural(len(lines) - NOTES, 'table')} more for the same reason"]
     lines += value.plan_only
