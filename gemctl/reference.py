@@ -24,18 +24,49 @@ EXIT_CODES = {
 
 def reference() -> str:
     """The whole page."""
-    parts = [_head(), _exit_codes(), *_commands(), _groups(), *_keys()]
+    parts = [HEAD, _exit_codes(), *_commands(), _groups(), *_keys()]
     return "\n\n".join(parts) + "\n"
 
 
-def _head() -> str:
-    return (
-        "# Reference\n\n"
-        "Written by `make docs` from the schema and from each command's `--help`.\n\n"
-        "A configuration is composed in this order, later over earlier: the chosen file of every group, the experiment,"
-        " your own `FILE.yaml`, `KEY=VALUE` on the command line. `gemctl train --cfg` prints the result, "
-        "`gemctl config export` writes it as a file that stands alone."
-    )
+HEAD = """\
+# Reference
+
+Written by `make docs` from the schema and from each command's `--help`.
+
+## Configurations
+
+A configuration is composed in this order, later over earlier:
+
+1. the chosen file of every group, `configs/GROUP/CHOICE.yaml` (Hydra);
+2. the experiment, which chooses groups and sets values over them;
+3. your own `FILE.yaml`;
+4. `KEY=VALUE` on the command line.
+
+`gemctl train --cfg` prints the result; `gemctl config export` writes it as a file that stands alone. Every key, choice
+and value is checked before anything starts: all problems at once, each with the override's text or `file:line` and the
+nearest right word.
+
+```bash
+gemctl train experiment=ml100k train.steps=50             # a choice and a value
+gemctl train 'optim.dense.betas=[0.9,0.99]' data.eval=null
+gemctl train 'run.name="2026"'                            # quotes inside make it a string
+gemctl train 'topology.tables={user: table_wise}'
+gemctl train experiment=parquet data.spec=clicks.yaml data.train=clicks.parquet
+gemctl train my.yaml --config-dir my_configs model=wide   # my_configs/model/wide.yaml
+```
+
+A `FILE.yaml` has the keys below, nested, and may choose groups as Hydra does. `${key}` takes another key's value.
+
+```yaml
+defaults:
+  - data: parquet
+  - precision: bf16
+data:
+  spec: clicks.yaml
+  train: clicks.parquet
+run:
+  name: clicks-${model.name}
+```"""
 
 
 def _exit_codes() -> str:

@@ -135,7 +135,8 @@ class Generator:
         words += [Word(key, value) for key, value in values.items()]
         self.random.shuffle(words)
         if edit:
-            place = self.random.randrange(len(words))
+            free = [place for place, word in enumerate(words) if word.key in self.free]  # their values are edited too
+            place = self.random.choice(free if free and self.random.random() < 0.6 else range(len(words)))
             words[place : place + 1] = self.edit(words[place])
         return Line(words, file)
 
