@@ -32,8 +32,8 @@ def sections(value: Evaluation) -> list[Section]:
         facts.append([BASELINE, f"none: {value.baseline_reason}"])
     facts += [["note", note] for note in value.notes]
     note = (
-        "NE: logloss / entropy of the base rate of these rows. The regression sees the dense features, the domain and "
-        "the smoothed mean label of each id, all from the training rows; no event histories."
+        "NE: logloss / entropy of the base rate of these rows. The regression, fitted on the training rows, sees the "
+        "dense features, the domain and each id's smoothed mean label over strictly earlier rows, no event histories."
     )
     return [Section("Evaluation", ["", ""], facts), Section("Quality", COLUMNS, rows, note)]
 

@@ -1,12 +1,18 @@
 """The baseline that a model has to beat: a logistic regression on what a table of running averages knows.
 
     baseline = fit(train_batches, spec)
-    logits = baseline.logits(batch)       # float32 [B, T], comparable with the model's
+    for batch in batches:                     # the rows that come after, in order
+        logits = baseline.score(batch)        # float32 [B, T], comparable with the model's
 
 Features: the dense ones (standardised), the domain (one-hot), and for every categorical feature and task the log-odds
-of the smoothed mean of the label over the earlier rows with the same id (for a multi-valued feature: the mean over
-the row's ids). For training rows "earlier" means strictly earlier in the order of the training file, so no row sees
-its own label; rows to score see the means over the whole training file. Event histories are not used.
+of the smoothed mean of the label over all strictly earlier rows with the same id (for a multi-valued feature: the mean
+over the row's ids). Earlier is meant in the order of the files: the training file, then the rows that were scored
+before, so no row sees its own label. Event histories are not used.
+
+Ids that the training file does not have stay at the base rate, as a model knows nothing of them either. So that the
+regression learns what its features are worth on rows that come later, with their share of new ids, it is fitted on the
+last fifth of the training file, where ids that the first four fifths do not have count as new. (On MovieLens, where
+most users of the test part are new, a fit on all rows is worse than the base rate.)
 """
 
 from collections.abc import Iterable
@@ -28,15 +34,31 @@ Floats = np.ndarray
 Ids = np.ndarray
 
 
-@dataclass(frozen=True)
-class _IdMeans:
-    """Per table row: summed label and count of one categorical feature, [rows, T] each."""
+class _RunningMeans:
+    """Summed label and count of one categorical feature by table row, [rows, T] each, over the rows seen so far."""
 
-    positives: Floats
-    counts: Floats
+    def __init__(self, table_rows: int, base: Floats) -> None:
+        self._base = base
+        self._positives = np.zeros((table_rows, len(base)))
+        self._counts = np.zeros((table_rows, len(base)))
+        self._rows = np.zeros(table_rows)
+        self._new = np.zeros(table_rows, bool)
 
-    def log_odds(self, ids: Ids, offsets: Ids, base: Floats) -> Floats:
-        return _row_means(_log_odds(self.positives[ids], self.counts[ids], base), offsets)
+    def next(self, ids: Ids, offsets: Ids, labels: Floats, weight: Floats) -> Floats:
+        """Log-odds [B, T] of the next rows, each as of the rows before it; then these rows count as seen."""
+        row = np.repeat(np.arange(len(labels)), np.diff(offsets))
+        positives, counts = (labels * weight)[row], weight[row]
+        before_positives, before_counts = np.hsplit(_earlier(ids, row, np.hstack([positives, counts])), 2)
+        odds = _log_odds(self._positives[ids] + before_positives, self._counts[ids] + before_counts, self._base)
+        for total, values in ((self._positives, positives), (self._counts, counts)):
+            for task, column in enumerate(values.T):
+                total[:, task] += np.bincount(ids, column, len(total))
+        self._rows += np.bincount(ids, minlength=len(self._rows))
+        return _row_means(np.where(self._new[ids][:, None], 0.0, odds), offsets)
+
+    def close_vocabulary(self) -> None:
+        """Ids without a row so far are new from now on: they stay at the base rate."""
+        self._new = self._rows == 0
 
 
 @dataclass(frozen=True)
@@ -45,24 +67,23 @@ class Baseline:
 
     spec: FeatureSpec
     base: Floats  # [T]
-    means: dict[str, _IdMeans]
+    means: dict[str, _RunningMeans]
     centre: Floats  # [F]
     scale: Floats  # [F]
     models: "list[LogisticRegression | None]"
 
-    def logits(self, batch: Batch) -> Tensor:
-        """Log-odds float32 [B, T] of rows that come after the training file."""
-        known = {name: self.means[name].log_odds(*_ids(batch, name), self.base) for name in self.means}
+    def score(self, batch: Batch) -> Tensor:
+        """Log-odds float32 [B, T] of the next rows after all that were seen; their labels count from then on."""
         scores = np.zeros((len(batch), len(self.models)), np.float32)
-        if len(batch):
-            for task, model in enumerate(self.models):
-                features = self._features(batch, known, task)
-                scores[:, task] = _logit(self.base[task]) if model is None else model.decision_function(features)
-        return torch.from_numpy(scores)
-
-    def _features(self, batch: Batch, known: dict[str, Floats], task: int) -> Floats:
+        if len(batch) == 0:
+            return torch.from_numpy(scores)
+        labels, weight = _labels(batch)
+        known = {name: means.next(*_ids(batch, name), labels, weight) for name, means in self.means.items()}
         dense = (batch.dense.double().numpy() - self.centre) / self.scale
-        return _join(dense, batch.domain.numpy(), known, self.spec, task)
+        for task, model in enumerate(self.models):
+            features = _join(dense, batch.domain.numpy(), known, self.spec, task)
+            scores[:, task] = _logit(self.base[task]) if model is None else model.decision_function(features)
+        return torch.from_numpy(scores)
 
 
 def fit(batches: Iterable[Batch], spec: FeatureSpec) -> Baseline:
@@ -70,22 +91,31 @@ def fit(batches: Iterable[Batch], spec: FeatureSpec) -> Baseline:
     parts = list(batches)
     dense = np.concatenate([batch.dense.double().numpy() for batch in parts])
     domain = np.concatenate([batch.domain.numpy() for batch in parts])
-    labels = np.concatenate([batch.labels.double().numpy() for batch in parts])
-    weight = np.concatenate([(batch.label_mask * batch.weight[:, None]).double().numpy() for batch in parts])
+    pairs = [_labels(batch) for batch in parts]
+    labels, weight = (np.concatenate(columns) for columns in zip(*pairs, strict=True))
     total = weight.sum(0)
     base = np.divide((labels * weight).sum(0), total, out=np.full(len(total), 0.5), where=total > 0)
     rows = {table.name: table.rows for table in spec.tables}
-    means, running = {}, {}
-    for feature in spec.categorical:
-        ids, offsets = _joined_ids(parts, feature.name)
-        running[feature.name], means[feature.name] = _fit_means(ids, offsets, labels, weight, base, rows[feature.table])
+    means = {feature.name: _RunningMeans(rows[feature.table], base) for feature in spec.categorical}
+    split = len(labels) * 4 // 5
+    running = {name: _out_of_time(one, *_joined_ids(parts, name), labels, weight, split) for name, one in means.items()}
     centre, scale = dense.mean(0), dense.std(0)
     scale[scale == 0] = 1.0
     models = []
     for task in range(len(spec.labels)):
-        features = _join((dense - centre) / scale, domain, running, spec, task)
-        models.append(_fit_task(features, labels[:, task], weight[:, task]))
+        features = _join((dense[split:] - centre) / scale, domain[split:], running, spec, task)
+        models.append(_fit_task(features, labels[split:, task], weight[split:, task]))
     return Baseline(spec, base, means, centre, scale, models)
+
+
+def _out_of_time(means: _RunningMeans, ids: Ids, offsets: Ids, labels: Floats, weight: Floats, split: int) -> Floats:
+    """Log-odds of the training rows from `split` on, with the rows before it as vocabulary; then all count as seen."""
+    edge = offsets[split]
+    means.next(ids[:edge], offsets[: split + 1], labels[:split], weight[:split])
+    means.close_vocabulary()
+    running = means.next(ids[edge:], offsets[split:] - edge, labels[split:], weight[split:])
+    means.close_vocabulary()
+    return running
 
 
 def _fit_task(features: Floats, label: Floats, weight: Floats) -> "LogisticRegression | None":
@@ -96,22 +126,6 @@ def _fit_task(features: Floats, label: Floats, weight: Floats) -> "LogisticRegre
 
     model = LogisticRegression(max_iter=200)
     return model.fit(features[counted], label[counted], sample_weight=weight[counted])
-
-
-def _fit_means(
-    ids: Ids, offsets: Ids, labels: Floats, weight: Floats, base: Floats, table_rows: int
-) -> tuple[Floats, _IdMeans]:
-    """For the training rows their running log-odds [B, T], and the sums over all of them."""
-    row = np.repeat(np.arange(len(labels)), np.diff(offsets))
-    positives, counts = (labels * weight)[row], weight[row]
-    before_positives, before_counts = np.hsplit(_earlier(ids, row, np.hstack([positives, counts])), 2)
-    running = _row_means(_log_odds(before_positives, before_counts, base), offsets)
-    return running, _IdMeans(_sum_by_id(ids, positives, table_rows), _sum_by_id(ids, counts, table_rows))
-
-
-def _sum_by_id(ids: Ids, values: Floats, table_rows: int) -> Floats:
-    """[table_rows, T]: `values` [N, T] added up by id."""
-    return np.stack([np.bincount(ids, column, table_rows) for column in values.T], axis=1)
 
 
 def _earlier(ids: Ids, row: Ids, values: Floats) -> Floats:
@@ -156,6 +170,11 @@ def _join(dense: Floats, domain: Ids, known: dict[str, Floats], spec: FeatureSpe
     if spec.domain is not None:
         columns.append(np.eye(spec.domain.count)[domain])
     return np.concatenate(columns, axis=1)
+
+
+def _labels(batch: Batch) -> tuple[Floats, Floats]:
+    """Labels and weights [B, T]; a label that does not count weighs 0."""
+    return batch.labels.double().numpy(), (batch.label_mask * batch.weight[:, None]).double().numpy()
 
 
 def _ids(batch: Batch, feature: str) -> tuple[Ids, Ids]:

@@ -83,7 +83,7 @@ def evaluate(run: RunDir, checkpoint: Path, data: str, out: Path | None) -> dict
         own.update(logits, batch.labels, batch.label_mask, batch.weight, batch.true_probability)
         if fitted is not None:
             known = (batch.labels, batch.label_mask, batch.weight, batch.true_probability)
-            other.update(fitted.logits(batch), *known)
+            other.update(fitted.score(batch), *known)
         if scores is not None:
             scores.write(batch, logits)
         rows += len(batch)

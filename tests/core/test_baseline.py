@@ -13,7 +13,7 @@ from gemctl.train import baseline
 from gemctl.train.metrics import TaskMetrics
 from tests.small import SPEC, rows_batch
 
-TRAIN, SCORED = 120, 20
+TRAIN, FITTED_FROM, SCORED = 80, 64, 40  # few enough that some items are new in both later parts
 
 
 def log_odds(positives: float, count: float, base: float) -> float:
@@ -21,25 +21,29 @@ def log_odds(positives: float, count: float, base: float) -> float:
     return math.log(mean / (1 - mean)) - math.log(base / (1 - base))
 
 
-def loop_features(batch: Batch, seen: Batch, task: int, *, running: bool) -> np.ndarray:
-    """Row by row and id by id: what `fit` and `logits` should see. `running`: row b sees rows 0 … b−1 of `seen`."""
-    weight = (seen.weight * seen.label_mask[:, task]).tolist()
-    label = seen.labels[:, task].tolist()
-    base = sum(w * y for w, y in zip(weight, label, strict=True)) / sum(weight)
-    dense = seen.dense.double().numpy()
-    rows = []
-    for b in range(len(batch)):
-        row = list((batch.dense[b].double().numpy() - dense.mean(0)) / dense.std(0))
+def loop_features(rows: Batch, task: int) -> np.ndarray:
+    """Row by row and id by id what the regression should see; the first TRAIN rows are the training rows."""
+    weight = (rows.weight * rows.label_mask[:, task]).tolist()
+    label = rows.labels[:, task].tolist()
+    base = sum(w * y for w, y in zip(weight[:TRAIN], label[:TRAIN], strict=True)) / sum(weight[:TRAIN])
+    dense = rows.dense.double().numpy()
+    found = []
+    for b in range(FITTED_FROM, len(rows)):
+        vocabulary = FITTED_FROM if b < TRAIN else TRAIN
+        row = list((dense[b] - dense[:TRAIN].mean(0)) / dense[:TRAIN].std(0))
         for feature in SPEC.categorical:
-            known = ids_of(seen, feature.name)[: b if running else None]
+            every = ids_of(rows, feature.name)
+            known = {value for ids in every[:vocabulary] for value in ids}
             odds = []
-            for value in ids_of(batch, feature.name)[b]:
-                same = [theirs.count(value) for theirs in known]
+            for value in every[b]:
+                same = [earlier.count(value) for earlier in every[:b]]
                 positives = sum(n * weight[other] * label[other] for other, n in enumerate(same))
+                if value not in known:
+                    positives, same = 0.0, []
                 odds.append(log_odds(positives, sum(n * weight[other] for other, n in enumerate(same)), base))
             row.append(sum(odds) / len(odds) if odds else 0.0)
-        rows.append([*row, *(float(batch.domain[b] == surface) for surface in range(3))])
-    return np.array(rows)
+        found.append([*row, *(float(rows.domain[b] == surface) for surface in range(3))])
+    return np.array(found)
 
 
 def ids_of(batch: Batch, feature: str) -> list[list[int]]:
@@ -49,20 +53,22 @@ def ids_of(batch: Batch, feature: str) -> list[list[int]]:
 
 
 def test_fit_and_scores_equal_a_regression_on_means_made_row_by_row() -> None:
-    train, scored = rows_batch(list(range(TRAIN))), rows_batch(list(range(TRAIN, TRAIN + SCORED)))
-    # In uneven pieces, one of them empty: only the order of the rows may count.
-    fitted = baseline.fit([train.slice(0, 7), train.slice(7, 7), train.slice(7, TRAIN)], SPEC)
-    got = fitted.logits(scored)
+    rows = rows_batch(list(range(TRAIN + SCORED)))
+    spans = [(0, FITTED_FROM), (FITTED_FROM, TRAIN), (0, TRAIN), (TRAIN, TRAIN + SCORED)]
+    items = [{item for ids in ids_of(rows, "candidate")[start:stop] for item in ids} for start, stop in spans]
+    assert items[1] - items[0] and items[3] - items[2]
+    # In uneven pieces, some of them empty: only the order of the rows may count.
+    fitted = baseline.fit([rows.slice(0, 7), rows.slice(7, 7), rows.slice(7, TRAIN)], SPEC)
+    edges = [TRAIN, TRAIN + 3, TRAIN + 3, TRAIN + SCORED]
+    got = torch.cat([fitted.score(rows.slice(start, stop)) for start, stop in pairwise(edges)])
     for task in range(2):
-        weight = (train.weight * train.label_mask[:, task]).numpy()
+        weight = (rows.weight * rows.label_mask[:, task])[FITTED_FROM:TRAIN].numpy()
         counted = weight > 0
-        model = LogisticRegression(max_iter=200).fit(
-            loop_features(train, train, task, running=True)[counted],
-            train.labels[counted, task].numpy(),
-            sample_weight=weight[counted],
-        )
-        want = model.decision_function(loop_features(scored, train, task, running=False))
-        np.testing.assert_allclose(got[:, task].numpy(), want, atol=2e-3)
+        features = loop_features(rows, task)
+        fit, scored = features[: TRAIN - FITTED_FROM], features[TRAIN - FITTED_FROM :]
+        labels = rows.labels[FITTED_FROM:TRAIN, task].numpy()
+        model = LogisticRegression(max_iter=200).fit(fit[counted], labels[counted], sample_weight=weight[counted])
+        np.testing.assert_allclose(got[:, task].numpy(), model.decision_function(scored), atol=2e-3)
 
 
 def id_batch(ids: torch.Tensor, labels: torch.Tensor) -> Batch:
@@ -86,7 +92,7 @@ def test_a_rows_own_label_does_not_reach_its_features() -> None:
     assert fitted.models[0] is not None and abs(fitted.models[0].coef_[0, 0]) < 1.5
     fresh = (torch.rand(1000, generator=draw) < 0.5).float()
     metrics = TaskMetrics(["click"])
-    metrics.update(fitted.logits(id_batch(ids, fresh)), fresh[:, None], torch.ones(1000, 1), torch.ones(1000))
+    metrics.update(fitted.score(id_batch(ids, fresh)), fresh[:, None], torch.ones(1000, 1), torch.ones(1000))
     ne = metrics.compute()["click"]["ne"]
     assert ne is not None and 0.995 < ne < 1.03
 
@@ -99,7 +105,7 @@ def test_it_learns_what_the_ids_know() -> None:
     fitted = baseline.fit([id_batch(ids[:4000], labels[:4000])], ITEMS)
     metrics = TaskMetrics(["click"])
     rest = id_batch(ids[4000:], labels[4000:])
-    metrics.update(fitted.logits(rest), rest.labels, rest.label_mask, rest.weight, rate[ids[4000:] * 10])
+    metrics.update(fitted.score(rest), rest.labels, rest.label_mask, rest.weight, rate[ids[4000:] * 10])
     quality = metrics.compute()["click"]
     assert quality["gap_closed"] is not None and 0.9 < quality["gap_closed"] < 1.02
 
@@ -107,5 +113,5 @@ def test_it_learns_what_the_ids_know() -> None:
 def test_labels_of_one_class_give_the_base_rate_and_no_rows_no_scores() -> None:
     fitted = baseline.fit([id_batch(torch.arange(10), torch.ones(10))], ITEMS)
     assert fitted.models == [None]
-    assert float(fitted.logits(id_batch(torch.arange(3), torch.ones(3))).min()) > 10
-    assert fitted.logits(id_batch(torch.arange(0), torch.ones(0))).shape == (0, 1)
+    assert float(fitted.score(id_batch(torch.arange(3), torch.ones(3))).min()) > 10
+    assert fitted.score(id_batch(torch.arange(0), torch.ones(0))).shape == (0, 1)
