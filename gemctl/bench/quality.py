@@ -56,7 +56,7 @@ def ladder(model: dict[str, Any], without: dict[str, Any], commands: list[str], 
     task, quality = next(iter(model["tasks"].items()))
     rungs = [
         Rung("base rate", {"ne": 1.0, "auc": 0.5, "gap_closed": 0.0}),
-        Rung("logistic regression on running means", model["baseline"][task]),
+        Rung("logistic regression", model["baseline"][task]),
         Rung("the model, histories emptied", without["tasks"][task]),
         Rung("the model", quality),
         Rung("best possible", {"ne": quality["best_ne"], "auc": None, "gap_closed": 1.0}),
