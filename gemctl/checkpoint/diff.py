@@ -17,7 +17,7 @@ from torch import Tensor
 from gemctl.checkpoint.load import read_object
 from gemctl.checkpoint.storage import Reader
 from gemctl.errors import GemctlError
-from gemctl.run.difference import Comparison, Difference
+from gemctl.run.checkpoints import Comparison, Difference
 from gemctl.run.manifest import Manifest, StoredObject, read
 
 BLOCK = 1 << 22  # elements compared at a time: bounds the float64 copies

@@ -9,48 +9,14 @@ import argparse
 import json
 import subprocess
 import sys
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gemctl.errors import GemctlError, InputError
 
 if TYPE_CHECKING:
-    from gemctl.run.difference import Comparison
-    from gemctl.run.manifest import Checkpoint
+    from gemctl.run.checkpoints import Comparison, Listing, Verified
 
 HELP = "List, verify and compare checkpoints."
-
-
-@dataclass(frozen=True)
-class Listed:
-    """One checkpoint folder. `flaw`: why it does not count. The rest is None without a manifest; `bytes`: all files."""
-
-    name: str
-    step: int
-    attempt: int
-    flaw: str | None
-    world: int | None = None
-    tensors: int | None = None
-    bytes: int | None = None
-
-
-@dataclass(frozen=True)
-class Listing:
-    run: str
-    checkpoints: list[Listed]
-
-
-@dataclass(frozen=True)
-class Verified:
-    """`faults` of each verified checkpoint folder, by path; no faults: its files are whole."""
-
-    faults: dict[str, list[str]]
-
-    @property
-    def exit_code(self) -> int:
-        """1 if a checkpoint has a fault."""
-        return 1 if any(self.faults.values()) else 0
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,6 +34,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> "Listing | Verified | Comparison":
+    from gemctl.run.checkpoints import list_checkpoints, verify_all
+
     if args.action == "list":
         return list_checkpoints(args.run, args.root)
     if args.action == "verify":
@@ -75,46 +43,9 @@ def run(args: argparse.Namespace) -> "Listing | Verified | Comparison":
     return diff(args.a, args.b, args.root)
 
 
-def list_checkpoints(reference: str, root: str) -> Listing:
-    """Every checkpoint folder of a run, with what its manifest says."""
-    from gemctl.run.directory import find
-    from gemctl.run.manifest import checkpoints
-
-    found = find(reference, root)
-    return Listing(str(found.path), [_listed(checkpoint) for checkpoint in checkpoints(found)])
-
-
-def _listed(checkpoint: "Checkpoint") -> Listed:
-    from gemctl.run.manifest import read
-
-    base = (checkpoint.path.name, checkpoint.step, checkpoint.attempt)
-    if not checkpoint.published:
-        return Listed(*base, checkpoint.flaw)
-    try:
-        manifest = read(checkpoint.path)
-    except InputError as error:
-        return Listed(*base, checkpoint.flaw or str(error))
-    size = sum(file.bytes for file in manifest.files.values())
-    return Listed(*base, checkpoint.flaw, manifest.facts.world, len(manifest.objects), size)
-
-
-def verify_all(reference: str, root: str) -> Verified:
-    """Faults of one checkpoint, or of all valid ones of a run."""
-    from gemctl.run.directory import find
-    from gemctl.run.manifest import checkpoints, verify
-
-    if _is_checkpoint(Path(reference)):
-        return Verified({reference: verify(Path(reference))})
-    found = find(reference, root)
-    valid = [checkpoint.path for checkpoint in checkpoints(found) if checkpoint.flaw is None]
-    if not valid:
-        raise InputError(f"{found.path}: the run has no checkpoint")
-    return Verified({str(path): verify(path) for path in valid})
-
-
 def diff(a: str, b: str, root: str) -> "Comparison":
     """Compares two checkpoints whose files are whole, in a process that may load torch."""
-    from gemctl.run.difference import Comparison, Difference
+    from gemctl.run.checkpoints import Comparison, Difference, resolve
     from gemctl.run.manifest import verify
 
     folders = [resolve(reference, root) for reference in (a, b)]
@@ -129,28 +60,3 @@ def diff(a: str, b: str, root: str) -> "Comparison":
     if "error" in value:
         raise InputError(value["error"])
     return Comparison(**{**value, "differences": [Difference(**item) for item in value["differences"]]})
-
-
-def resolve(reference: str, root: str) -> Path:
-    """The checkpoint folder that a user means by a path, RUN or RUN:step."""
-    from gemctl.run.directory import find
-    from gemctl.run.manifest import checkpoints
-
-    if _is_checkpoint(Path(reference)):
-        return Path(reference)
-    name, _, step = reference.rpartition(":")
-    if not (name and step.isdigit()):
-        name, step = reference, ""
-    found = find(name, root)
-    valid = [checkpoint for checkpoint in checkpoints(found) if checkpoint.flaw is None]
-    for checkpoint in valid:
-        if not step or checkpoint.step == int(step):
-            return checkpoint.path
-    steps = ", ".join(str(checkpoint.step) for checkpoint in valid) or "none"
-    raise InputError(f"{reference}: no such checkpoint; the run has those of step {steps}")
-
-
-def _is_checkpoint(path: Path) -> bool:
-    from gemctl.run.manifest import FILE_NAME, FOLDER
-
-    return path.is_dir() and ((path / FILE_NAME).exists() or FOLDER.fullmatch(path.resolve().name) is not None)

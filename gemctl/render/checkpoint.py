@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from gemctl.commands.checkpoint import Listing, Verified
 from gemctl.render.units import DASH, binary, count
-from gemctl.run.difference import Comparison, Difference
+from gemctl.run.checkpoints import Comparison, Difference, Listing, Verified
 
 
 def listing(value: Listing) -> Any:

@@ -23,7 +23,7 @@ from gemctl.checkpoint.load import load
 from gemctl.checkpoint.save import SaveError, Saver
 from gemctl.checkpoint.storage import Writer
 from gemctl.errors import InputError
-from gemctl.run.difference import Comparison
+from gemctl.run.checkpoints import Comparison
 from gemctl.run.directory import RunDir
 from tests.recovery.checkpoint_world import Trainee, facts
 

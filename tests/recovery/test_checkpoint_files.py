@@ -1,6 +1,7 @@
 """Damaged, planted, void and superseded checkpoints: refused with the reason, never loaded, never pruned too early."""
 
 import json
+import math
 import pickle
 import random
 from collections.abc import Callable
@@ -8,12 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
+from gemctl.checkpoint.diff import compare_values
 from gemctl.checkpoint.retention import prune, remove_strays
 from gemctl.cli import main
-from gemctl.commands.checkpoint import resolve
 from gemctl.errors import InputError
 from gemctl.run.attempt import Base
+from gemctl.run.checkpoints import resolve
 from gemctl.run.directory import RunDir
 from gemctl.run.manifest import checkpoints, describe_file, newest_verified, publish, read, verify
 from tests.recovery import checkpoint_ranks as ranks
@@ -105,8 +109,6 @@ def _republish(folder: Path) -> None:
 
 def _edit_metadata(folder: Path, what: str) -> None:
     """Makes an entry one that DCP unpickles freely, or lets it point into another checkpoint."""
-    from torch.distributed.checkpoint.metadata import BytesStorageMetadata
-
     metadata = pickle.loads((folder / ".metadata").read_bytes())
     if what == "entry":
         metadata.state_dict_metadata["a"] = BytesStorageMetadata()
@@ -178,6 +180,18 @@ def test_diff_finds_a_last_bit_a_missing_key_and_a_changed_shape(tmp_path: Path)
     assert [(item.key, item.what) for item in found[2]] == [("step", "missing in B")]
     assert [(item.key, item.what) for item in found[3]] == [("step", "missing in A")]
     assert [(item.key, item.what, item.a, item.b) for item in found[4]] == [("b", "shape", "[5000]", "[3]")]
+
+
+def test_diff_compares_bits_and_counts_what_is_not_a_number() -> None:
+    zeros, nans = torch.tensor([0.0, 1.0]), torch.tensor([math.nan, 1.0])
+    assert compare_values("x", nans, nans.clone()) is None
+    signs = compare_values("x", zeros, torch.tensor([-0.0, 1.0]))
+    assert signs is not None and (signs.elements, signs.max_abs, signs.max_rel) == (1, 0.0, 0.0)
+    one = compare_values("x", zeros, nans)
+    assert one is not None and one.elements == 1 and one.max_abs is not None and math.isnan(one.max_abs)
+    infinite = torch.tensor([math.inf, 1.0])
+    far = compare_values("x", infinite, torch.tensor([math.inf, 2.0]))
+    assert far is not None and (far.elements, far.max_abs) == (1, 1.0)
 
 
 def test_diff_of_two_steps_names_the_position(run: RunDir) -> None:

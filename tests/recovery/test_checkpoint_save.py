@@ -1,6 +1,5 @@
 """Saving and loading over real worlds: bit-equal, as the values were at the save, beside training's collectives."""
 
-import statistics
 import struct
 from collections.abc import Callable
 from hashlib import sha256
@@ -73,6 +72,8 @@ def test_all_ranks_killed_in_a_save_lose_no_published_checkpoint(stage: str, new
         run_world(2, ranks.die_in, tmp_path, stage)
     found, refused = newest_verified(run)
     assert found is not None and found.step == newest
+    if stage == "in pruning":  # half deleted, so it must not pass for a checkpoint
+        assert [checkpoint.step for checkpoint in checkpoints(run) if checkpoint.published] == [4]
     if newest == 2:
         assert len(refused) == 1 and "step_4.a1: unfinished: it has no manifest.json" in refused[0]
 
@@ -102,10 +103,10 @@ def test_a_position_that_is_not_json_fails_on_every_rank(tmp_path: Path) -> None
 def test_a_save_blocks_for_about_a_bare_copy(
     world: int, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    """From the second save on; the first has to get its memory. 200 MB a rank, medians of 7 in one run."""
+    """From the second save on; the first has to get its memory. 200 MB a rank, the best of 7 in one run."""
     make_run(tmp_path)
     for times in run_world(world, ranks.time_saves, tmp_path, 200, 7):
-        stall, copy, whole = (statistics.median(times[name]) for name in ("stall", "copy", "whole"))
+        stall, copy, whole = (min(times[name]) for name in ("stall", "copy", "whole"))
         figures = f"first {times['first'][0]:.3f} s, stall {stall:.3f}, copy {copy:.3f}, whole save {whole:.3f}"
         record_property("save", figures)
         assert stall <= 1.5 * copy and stall <= 0.2 * whole, figures
