@@ -1,9 +1,9 @@
 """Groups of sequences of (nearly) equal lengths: jagged work as dense batches.
 
-Sequences are sorted by length; those of equal (queries, keys) form a group, whose tokens lie together after one
-gather, so that a group is a dense batch [batch, length, …]. A small group joins its neighbour only where the padding
-costs less than the dense call that it saves: each joining adds at most `JOIN_SCORES` padded scores (pairs × heads).
-So large batches hardly pad, and small ones do not fall apart into a call for each sequence. Padded rows are zero.
+Sequences of equal (queries, keys) form a group, whose tokens one gather makes a dense batch [batch, length, …] small
+enough for the cache. A small group joins the next longer one only where the padding costs less than the dense call
+that it saves: each joining adds at most `JOIN_SCORES` padded scores (pairs × heads). So large batches hardly pad, and
+small ones do not fall apart into a call for each sequence.
 
 A plan depends on the offsets alone and is kept for the other ops and the backward of the same step (by content:
 nobody has to promise that a tensor was not changed).
@@ -30,7 +30,7 @@ JOIN_SCORES = 2048  # forward and backward of so many scores take some 30 µs on
 class Group(NamedTuple):
     """`batch` sequences of at most `len_q` queries and `len_k` keys; either may be 0, then for all of them.
 
-    `padding` bool [batch, 1, 1, len_k] is True where a sequence has no such key; None where all have all.
+    `padding` float32 [batch, 1, 1, len_k] is −inf where a sequence has no such key, else 0; None where all have all.
     """
 
     batch: int
@@ -39,60 +39,51 @@ class Group(NamedTuple):
     padding: Tensor | None
 
 
-@dataclass
-class Side:
-    """The sorted order of one side's tokens (queries or keys), group after group, and zero rows where a group pads.
+class Part(NamedTuple):
+    """One group's rows of a jagged tensor, [batch, length] or, by head, [batch, heads, length] in row-major order.
 
-    Rows are tokens, or, `by_head`, (sequence, head, token) in that order, so that a group is a batch of matrices.
+    `source` is each place's row; a padded place has the first row of its sequence. `real` and `pads` are the places
+    that are not and that are padded, None where none is; `target` is the rows of the real ones.
     """
 
-    starts: Ints  # first token of each sorted sequence in the jagged tensor
-    lengths: Ints
-    shapes: list[tuple[int, int]]  # (batch, padded length) of each group
-    _orders: dict[int, "_Order | None"] = field(default_factory=dict)
+    source: Tensor
+    target: Tensor
+    real: Tensor | None
+    pads: Tensor | None
 
-    def sort(self, jagged: Tensor, by_head: bool = False) -> Tensor:
-        """Rows of jagged [N, H, …] in sorted order: [rows, H, …], or [rows·H, …] `by_head`. May be a view."""
-        rows = jagged.flatten(0, 1) if by_head else jagged
-        order = self._order(jagged.shape[1] if by_head else 1)
-        if order is None:
-            return rows
-        gathered = rows.index_select(0, order.index)
-        return gathered if order.pads is None else gathered.index_fill_(0, order.pads, 0)
+    def gather(self, rows: Tensor, zero_pads: bool = False) -> Tensor:
+        """The group's rows of [N, …]: [places, …]."""
+        gathered = rows.index_select(0, self.source)
+        return gathered.index_fill_(0, self.pads, 0) if zero_pads and self.pads is not None else gathered
 
-    def unsort(self, rows: Tensor, heads: int = 1) -> Tensor:
-        """The tokens' rows back in jagged order, [N·heads, …]; `heads` > 1 for rows sorted by head."""
-        order = self._order(heads)
-        return rows if order is None else rows.index_select(0, order.inverse)
+    def scatter(self, rows: Tensor, values: Tensor) -> None:
+        """Writes [places, …] to the group's rows of [N, …], the padded ones nowhere."""
+        rows.index_copy_(0, self.target, values if self.real is None else values.index_select(0, self.real))
 
-    def split(self, rows: Tensor, heads: int = 1) -> list[Tensor]:
-        """Sorted rows as one view a group: [count·heads, length, …]; `heads` > 1 for rows sorted by head."""
-        parts = rows.split([count * length * heads for count, length in self.shapes])
-        rest = rows.shape[1:]
-        return [
-            part.view(count * heads, length, *rest) for part, (count, length) in zip(parts, self.shapes, strict=True)
-        ]
 
-    def _order(self, heads: int) -> "_Order | None":
-        if heads not in self._orders:
-            counts, padded = np.array(self.shapes, np.int64).reshape(-1, 2).T
-            self._orders[heads] = _row_order(self.starts, self.lengths, np.repeat(padded, counts), heads)
-        return self._orders[heads]
+@dataclass
+class Side:
+    """The queries or the keys of all groups."""
+
+    starts: list[Ints]  # by group: its sequences' first tokens
+    lengths: list[Ints]
+    longest: int
+    _parts: dict[int, list[Part]] = field(default_factory=dict)
+
+    def parts(self, heads: int = 1) -> list[Part]:
+        """Each group's rows among tokens [N, …] or, with `heads` > 1, among [N·heads, …] by head."""
+        if heads not in self._parts:
+            self._parts[heads] = [_part(*group, heads) for group in zip(self.starts, self.lengths, strict=True)]
+        return self._parts[heads]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The groups in sorted order, and the order of both sides' tokens."""
+    """The groups, shorter ones first, and their rows on both sides."""
 
     groups: list[Group]
     q: Side
     k: Side
-
-
-class _Order(NamedTuple):
-    index: Tensor  # sorted row → jagged row
-    inverse: Tensor  # jagged row → sorted row
-    pads: Tensor | None  # sorted rows that are padding
 
 
 def plan(q_offsets: Tensor, k_offsets: Tensor, join_pairs: int, positional: bool) -> Plan:
@@ -108,22 +99,21 @@ def plan(q_offsets: Tensor, k_offsets: Tensor, join_pairs: int, positional: bool
 @lru_cache(maxsize=16)
 def _plan(q_bytes: bytes, k_bytes: bytes, join_pairs: int, positional: bool) -> Plan:
     q_offsets, k_offsets = np.frombuffer(q_bytes, np.int64), np.frombuffer(k_bytes, np.int64)
-    len_q, len_k = np.diff(q_offsets), np.diff(k_offsets)
-    order = np.lexsort((len_k, len_q, len_k - len_q) if positional else (len_k, len_q))
-    lengths = np.stack((len_q[order], len_k[order]))
+    all_q, all_k = np.diff(q_offsets), np.diff(k_offsets)
+    order = np.lexsort((all_k, all_q, all_k - all_q) if positional else (all_k, all_q))
+    lengths = np.stack((all_q[order], all_k[order]))
     first = np.flatnonzero(np.diff(lengths, axis=1, prepend=-1).any(axis=0))
-    counts = np.diff(first, append=len(order))
-    exact = [
-        Group(n, pair[0], pair[1], None) for n, pair in zip(counts.tolist(), lengths[:, first].T.tolist(), strict=True)
-    ]
-    groups, stop = [], 0
-    for group in _joined(exact, join_pairs, positional):
-        start, stop = stop, stop + group.batch
-        groups.append(group._replace(padding=_padding(lengths[1, start:stop], group.len_k)))
+    counts, pairs = np.diff(first, append=len(order)).tolist(), lengths[:, first].T.tolist()
+    exact = [Group(batch, len_q, len_k, None) for batch, (len_q, len_k) in zip(counts, pairs, strict=True)]
+    groups = _joined(exact, join_pairs, positional)
+    cuts = np.cumsum([group.batch for group in groups], dtype=np.int64)
+    lengths_q, lengths_k = (np.split(side, cuts)[:-1] for side in lengths)
+    starts_q, starts_k = (np.split(side[:-1][order], cuts)[:-1] for side in (q_offsets, k_offsets))
+    padding = [_padding(keys, group.len_k) for keys, group in zip(lengths_k, groups, strict=True)]
     return Plan(
-        groups,
-        Side(q_offsets[:-1][order], lengths[0], [(group.batch, group.len_q) for group in groups]),
-        Side(k_offsets[:-1][order], lengths[1], [(group.batch, group.len_k) for group in groups]),
+        [group._replace(padding=mask) for group, mask in zip(groups, padding, strict=True)],
+        Side(starts_q, lengths_q, int(all_q.max(initial=0))),
+        Side(starts_k, lengths_k, int(all_k.max(initial=0))),
     )
 
 
@@ -146,20 +136,15 @@ def _joined(exact: list[Group], join_pairs: int, positional: bool) -> list[Group
 def _padding(lengths: Ints, longest: int) -> Tensor | None:
     if (lengths == longest).all():
         return None
-    return torch.from_numpy(np.arange(longest) >= lengths[:, None])[:, None, None]
+    missing = np.arange(longest) >= lengths[:, None, None, None]
+    return torch.from_numpy(np.where(missing, np.float32(-np.inf), np.float32(0)))
 
 
-def _row_order(starts: Ints, lengths: Ints, padded: Ints, heads: int) -> _Order | None:
-    """Where each sorted row comes from, and back; None where the rows are in order already."""
-    sizes = np.repeat(padded, heads)  # one run of rows per (sequence, head)
-    step = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    pad = step >= np.repeat(np.repeat(lengths, heads), sizes)
-    base = np.repeat(starts, heads) * heads + np.tile(np.arange(heads), len(lengths))
-    index = np.repeat(base, sizes) + np.where(pad, 0, step) * heads
-    rows = np.flatnonzero(~pad)
-    if len(rows) == len(index) and np.array_equal(index, rows):
-        return None
-    inverse = np.empty_like(rows)
-    inverse[index[rows]] = rows
-    pads = torch.from_numpy(np.flatnonzero(pad)) if pad.any() else None
-    return _Order(torch.from_numpy(index), torch.from_numpy(inverse), pads)
+def _part(starts: Ints, lengths: Ints, heads: int) -> Part:
+    step = np.arange(lengths.max())
+    pad = np.broadcast_to((step >= lengths[:, None])[:, None], (len(starts), heads, len(step))).reshape(-1)
+    token = starts[:, None] + np.where(step < lengths[:, None], step, 0)
+    index = (token[:, None] * heads + np.arange(heads)[:, None]).reshape(-1)
+    if not pad.any():
+        return Part(torch.from_numpy(index), torch.from_numpy(index), None, None)
+    return Part(*(torch.from_numpy(x) for x in (index, index[~pad], np.flatnonzero(~pad), np.flatnonzero(pad))))

@@ -47,18 +47,25 @@ def forward(
     window: int | None,
 ) -> Tensor:
     """Output [ΣLq, H, D], or [B·S, H, D] where q_offsets is None and q [S, H, D] belongs to every row."""
-    q_all, plan = _prepare(q, k, q_offsets, k_offsets, causal or window is not None)
-    heads = q.shape[1]
-    rows = _sorted_inputs(plan, q_all, k, v, pre_scale, post_scale)
-    output = torch.zeros_like(rows[0])
-    views = (plan.q.split(rows[0], heads), plan.q.split(output, heads), *(plan.k.split(x, heads) for x in rows[1:]))
-    for group, q_g, output_g, k_g, v_g in zip(plan.groups, *views, strict=True):
-        for matrices, tile_rows, keys, hidden in _pieces(group, heads, causal, window):
-            scores = q_g[matrices, tile_rows] @ k_g[matrices, keys].mT
+    queries, plan = _prepare(q, k, q_offsets, k_offsets, causal or window is not None)
+    heads, dtype = q.shape[1], compute_dtype(q.dtype)
+    rows_q, rows_k, rows_v = (expand_heads(x, heads).flatten(0, 1) for x in (queries, k, v))
+    output = rows_q.new_empty(rows_q.shape)
+    for group, q_part, k_part in _groups(plan, heads):
+        batch = group.batch * heads
+        dense_q = _dense(q_part.gather(rows_q), batch, dtype) * pre_scale
+        dense_k, dense_v = (
+            _dense(k_part.gather(rows_k), batch, dtype),
+            _dense(k_part.gather(rows_v, True), batch, dtype),
+        )
+        dense_output = torch.zeros_like(dense_q)
+        for matrices, rows, keys, hidden in _pieces(group, heads, causal, window):
+            scores = dense_q[matrices, rows] @ dense_k[matrices, keys].mT
             if hidden is not None:
                 scores.masked_fill_(hidden, 0)
-            torch.bmm(_act(activation, scores), v_g[matrices, keys], out=output_g[matrices, tile_rows])
-    return plan.q.unsort(output, heads).view(q_all.shape).to(q.dtype)
+            torch.bmm(_act(activation, scores), dense_v[matrices, keys], out=dense_output[matrices, rows])
+        q_part.scatter(output, dense_output.mul_(post_scale).flatten(0, 1).to(q.dtype))
+    return output.view(queries.shape)
 
 
 def backward(
@@ -77,49 +84,53 @@ def backward(
     window: int | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k, v."""
-    q_all, plan = _prepare(q, k, q_offsets, k_offsets, causal or window is not None)
-    heads = q.shape[1]
-    inputs = _sorted_inputs(plan, q_all, k, v, pre_scale, post_scale)
-    grad_rows = plan.q.sort(grad_output, by_head=True).to(inputs[0].dtype)
-    grads = [torch.zeros_like(x) for x in inputs]
-    q_views = (plan.q.split(x, heads) for x in (inputs[0], grad_rows, grads[0]))
-    k_views = (plan.k.split(x, heads) for x in (*inputs[1:], *grads[1:]))
-    for group, *views in zip(plan.groups, *q_views, *k_views, strict=True):
+    queries, plan = _prepare(q, k, q_offsets, k_offsets, causal or window is not None)
+    heads, dtype = q.shape[1], compute_dtype(q.dtype)
+    rows_q, rows_k, rows_v, rows_grad = (expand_heads(x, heads).flatten(0, 1) for x in (queries, k, v, grad_output))
+    grad_q, grad_k, grad_v = (x.new_empty(x.shape, dtype=dtype) for x in (rows_q, rows_k, rows_v))
+    for group, q_part, k_part in _groups(plan, heads):
+        batch = group.batch * heads
+        dense_q = _dense(q_part.gather(rows_q), batch, dtype) * pre_scale
+        dense_k, dense_v = (
+            _dense(k_part.gather(rows_k), batch, dtype),
+            _dense(k_part.gather(rows_v, True), batch, dtype),
+        )
+        dense_grad = _dense(q_part.gather(rows_grad, True), batch, dtype) * post_scale
+        grads = torch.zeros_like(dense_q), torch.zeros_like(dense_k), torch.zeros_like(dense_v)
         for piece in _pieces(group, heads, causal, window):
-            _piece_backward(piece, activation, *views)
-    grads[0].mul_(pre_scale)
-    grads[2].mul_(post_scale)
-    grad_q = plan.q.unsort(grads[0], heads).view(q_all.shape)
+            _piece_backward(piece, activation, dense_q, dense_grad, dense_k, dense_v, *grads)
+        q_part.scatter(grad_q, grads[0].mul_(pre_scale).flatten(0, 1))
+        k_part.scatter(grad_k, grads[1].flatten(0, 1))
+        k_part.scatter(grad_v, grads[2].flatten(0, 1))
+    grad_queries = grad_q.view(queries.shape)
     if q_offsets is None:
-        grad_q = grad_q.view(-1, *q.shape).sum(0)
-    grad_k, grad_v = (
-        reduce_heads(plan.k.unsort(x, heads).view(k.shape[0], *q.shape[1:]), k.shape[1]).to(q.dtype) for x in grads[1:]
-    )
-    return grad_q.to(q.dtype), grad_k, grad_v
+        grad_queries = grad_queries.view(-1, *q.shape).sum(0)
+    grad_keys, grad_values = (reduce_heads(x.view(-1, heads, k.shape[2]), k.shape[1]) for x in (grad_k, grad_v))
+    return grad_queries.to(q.dtype), grad_keys.to(q.dtype), grad_values.to(q.dtype)
 
 
 def _piece_backward(
     piece: _Piece,
     activation: str,
-    q_g: Tensor,
-    grad_g: Tensor,
-    grad_q_g: Tensor,
-    k_g: Tensor,
-    v_g: Tensor,
-    grad_k_g: Tensor,
-    grad_v_g: Tensor,
+    dense_q: Tensor,
+    dense_grad: Tensor,
+    dense_k: Tensor,
+    dense_v: Tensor,
+    grad_q: Tensor,
+    grad_k: Tensor,
+    grad_v: Tensor,
 ) -> None:
     """Adds one piece's part to the gradients of a group, [matrices, length, D] each."""
     matrices, rows, keys, hidden = piece
-    q, grad, k = q_g[matrices, rows], grad_g[matrices, rows], k_g[matrices, keys]
-    scores, grad_weights = q @ k.mT, grad @ v_g[matrices, keys].mT
+    q, grad, k = dense_q[matrices, rows], dense_grad[matrices, rows], dense_k[matrices, keys]
+    scores, grad_weights = q @ k.mT, grad @ dense_v[matrices, keys].mT
     if hidden is not None:
         scores.masked_fill_(hidden, 0)
         grad_weights.masked_fill_(hidden, 0)
     weights, grad_scores = _act_backward(activation, scores, grad_weights)
-    torch.bmm(grad_scores, k, out=grad_q_g[matrices, rows])
-    grad_k_g[matrices, keys].baddbmm_(grad_scores.mT, q)
-    grad_v_g[matrices, keys].baddbmm_(weights.mT, grad)
+    torch.bmm(grad_scores, k, out=grad_q[matrices, rows])
+    grad_k[matrices, keys].baddbmm_(grad_scores.mT, q)
+    grad_v[matrices, keys].baddbmm_(weights.mT, grad)
 
 
 def _prepare(
@@ -131,17 +142,17 @@ def _prepare(
         q_offsets = torch.arange(batch + 1) * q.shape[0]
         q = q.repeat(batch, 1, 1)
     check_offsets("gdpa", q_offsets=(q_offsets, q.shape[0]), k_offsets=(k_offsets, k.shape[0]))
-    # Padded rows are zero, so their scores are, and act(0) = 0: no mask is needed for them.
+    # Padding needs no mask: a padded key has v = 0, a padded query's gradient is 0.
     return q, buckets.plan(q_offsets, k_offsets, buckets.JOIN_SCORES // q.shape[1], positional)
 
 
-def _sorted_inputs(
-    plan: buckets.Plan, q: Tensor, k: Tensor, v: Tensor, pre_scale: float, post_scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """pre_scale · q, k, post_scale · v as sorted rows [N·H, D] in the compute dtype."""
-    dtype = compute_dtype(q.dtype)
-    k_rows, v_rows = (plan.k.sort(expand_heads(x, q.shape[1]), by_head=True).to(dtype) for x in (k, v))
-    return plan.q.sort(q, by_head=True).to(dtype) * pre_scale, k_rows, v_rows * post_scale
+def _groups(plan: buckets.Plan, heads: int) -> Iterator[tuple[buckets.Group, buckets.Part, buckets.Part]]:
+    return zip(plan.groups, plan.q.parts(heads), plan.k.parts(heads), strict=True)
+
+
+def _dense(rows: Tensor, batch: int, dtype: torch.dtype) -> Tensor:
+    """[batch · length, D] as [batch, length, D] in the compute dtype."""
+    return rows.to(dtype).unflatten(0, (batch, -1))
 
 
 def _pieces(group: buckets.Group, heads: int, causal: bool, window: int | None) -> Iterator[_Piece]:

@@ -5,7 +5,6 @@ Each group is one dense call (gemctl/kernels/buckets.py); windows and causal rec
 computed in float32. All loops and sums have one fixed order: two runs are equal bit for bit.
 """
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,6 +19,8 @@ from gemctl.kernels.visibility import Tile, tile_mask, tiles
 _fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _fused_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
+_Three = tuple[Tensor, Tensor, Tensor]
+
 BIAS_SCORES = 1 << 21  # scores at once where the bias' gradient needs them written out
 
 
@@ -29,6 +30,7 @@ class _Options:
     causal: bool
     window: int | None
     dtype: torch.dtype  # of the computation
+    heads: int
     bias: Tensor | None  # [H, ≥ longest Lq, ≥ longest Lk] in the compute dtype
     bias_grad: Tensor | None = None  # where its gradient is summed
 
@@ -41,7 +43,11 @@ class _Call(NamedTuple):
     key0: int
     key1: int
     is_causal: bool
-    mask: Tensor | None  # added to the scores; [rows, keys] or [H, rows, keys]
+    mask: Tensor | None  # added to the scores, 2-D or 4-D
+
+    def covers(self, group: buckets.Group) -> bool:
+        """True where this one call is all there is."""
+        return (self.row0, self.row1, self.key0, self.key1) == (0, group.len_q, 0, group.len_k)
 
 
 def forward(
@@ -59,23 +65,13 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """(output like q, LSE [ΣLq, H] in float32, for float64 inputs float64; −inf where a query sees no key)."""
     plan, options = _prepare(q, k, q_offsets, k_offsets, scale, causal, window, bias)
-    inputs = _sorted_inputs(plan, q, k, v)
-    output = torch.zeros_like(inputs[0])
-    lse = torch.full(output.shape[:2], -torch.inf, dtype=output.dtype)
-    for group, (q_g, output_g, lse_g), (k_g, v_g) in _groups(plan, (inputs[0], output, lse), inputs[1:]):
-        for call in _calls(group, options):
-            tile_output, tile_lse = _fused(
-                _rows(q_g, call),
-                _keys(k_g, call),
-                _keys(v_g, call),
-                0.0,
-                call.is_causal,
-                attn_mask=call.mask,
-                scale=scale,
-            )
-            _rows(output_g, call).copy_(tile_output)
-            _rows(lse_g, call).copy_(tile_lse)
-    return plan.q.unsort(output).to(q.dtype), plan.q.unsort(lse)
+    output, lse = q.new_empty(q.shape), q.new_empty(q.shape[:2], dtype=options.dtype)
+    for group, q_part, k_part in zip(plan.groups, plan.q.parts(), plan.k.parts(), strict=True):
+        inputs = (_gather(x, part, group.batch, options) for x, part in ((q, q_part), (k, k_part), (v, k_part)))
+        group_output, group_lse = _group_forward(group, options, *inputs)
+        _scatter(output, q_part, group_output)
+        _scatter(lse, q_part, group_lse)
+    return output, lse
 
 
 def backward(
@@ -97,23 +93,18 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v and bias (the last is empty unless `needs_bias_grad`)."""
     plan, options = _prepare(q, k, q_offsets, k_offsets, scale, causal, window, bias, needs_bias_grad)
-    inputs = _sorted_inputs(plan, q, k, v)
-    saved = tuple(plan.q.sort(x).to(inputs[0].dtype) for x in (grad_output, output, lse))
-    grads = tuple(torch.zeros_like(x) for x in inputs)
-    q_side, k_side = (inputs[0], grads[0], *saved), (*inputs[1:], *grads[1:])
-    for group, (q_g, grad_q_g, *saved_g), (k_g, v_g, grad_k_g, grad_v_g) in _groups(plan, q_side, k_side):
-        for call in _calls(group, options):
-            saved_rows = [_rows(x, call) for x in saved_g]
-            tile_grads = _call_backward(
-                call, options, _rows(q_g, call), _keys(k_g, call), _keys(v_g, call), *saved_rows
-            )
-            _rows(grad_q_g, call).copy_(tile_grads[0])
-            _keys(grad_k_g, call).add_(tile_grads[1])
-            _keys(grad_v_g, call).add_(tile_grads[2])
-    grad_q = plan.q.unsort(grads[0]).to(q.dtype)
-    grad_k, grad_v = (reduce_heads(plan.k.unsort(grad), k.shape[1]).to(q.dtype) for grad in grads[1:])
-    grad_bias = q.new_zeros(0) if options.bias_grad is None else options.bias_grad
-    return grad_q, grad_k, grad_v, grad_bias if bias is None else grad_bias.to(bias.dtype)
+    grad_q, grad_k, grad_v = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+    for group, q_part, k_part in zip(plan.groups, plan.q.parts(), plan.k.parts(), strict=True):
+        inputs = [_gather(x, part, group.batch, options) for x, part in ((q, q_part), (k, k_part), (v, k_part))]
+        saved = [_gather(x, q_part, group.batch, options) for x in (output, lse)]
+        # With a zero gradient a padded query adds nothing to any gradient, whatever its other rows hold.
+        grad = _gather(grad_output, q_part, group.batch, options, zero_pads=True)
+        grads = _group_backward(group, options, (inputs[0], inputs[1], inputs[2]), (grad, saved[0], saved[1]))
+        for x, part, group_grad in zip((grad_q, grad_k, grad_v), (q_part, k_part, k_part), grads, strict=True):
+            _scatter(x, part, group_grad)
+    if bias is None or options.bias_grad is None:
+        return grad_q, grad_k, grad_v, q.new_empty(0)
+    return grad_q, grad_k, grad_v, options.bias_grad.to(bias.dtype)
 
 
 def _prepare(
@@ -132,73 +123,105 @@ def _prepare(
     plan = buckets.plan(q_offsets, k_offsets, join_pairs, causal or window is not None)
     dtype = compute_dtype(q.dtype)
     if bias is None:
-        return plan, _Options(scale, causal, window, dtype, None)
-    longest = [int(side.lengths.max(initial=0)) for side in (plan.q, plan.k)]
-    if bias.shape[1] < longest[0] or bias.shape[2] < longest[1]:
-        raise ValueError(f"jagged_flash_attention: bias {list(bias.shape)} is short of the longest sequence {longest}")
+        return plan, _Options(scale, causal, window, dtype, q.shape[1], None)
+    if bias.shape[1] < plan.q.longest or bias.shape[2] < plan.k.longest:
+        longest = f"the longest sequence, [{plan.q.longest}, {plan.k.longest}]"
+        raise ValueError(f"jagged_flash_attention: bias {list(bias.shape)} is short of {longest}")
     bias = bias.to(dtype)
-    return plan, _Options(scale, causal, window, dtype, bias, torch.zeros_like(bias) if needs_bias_grad else None)
+    return plan, _Options(
+        scale, causal, window, dtype, q.shape[1], bias, torch.zeros_like(bias) if needs_bias_grad else None
+    )
 
 
-def _sorted_inputs(plan: buckets.Plan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k, v [N, H, D] in sorted order and the compute dtype, k and v with q's heads."""
-    dtype = compute_dtype(q.dtype)
-    sorted_k, sorted_v = (expand_heads(plan.k.sort(x).to(dtype), q.shape[1]) for x in (k, v))
-    return plan.q.sort(q).to(dtype), sorted_k, sorted_v
+def _gather(x: Tensor, part: buckets.Part, batch: int, options: _Options, zero_pads: bool = False) -> Tensor:
+    """A group's rows of [N, H or Hkv, …] as dense [batch, H, length, …] in the compute dtype."""
+    rows = expand_heads(part.gather(x, zero_pads), options.heads)
+    if rows.dtype != options.dtype:
+        rows = rows.to(options.dtype)
+    return rows.view(batch, rows.shape[0] // batch, *rows.shape[1:]).transpose(1, 2)
 
 
-def _groups(
-    plan: buckets.Plan, q_side: Sequence[Tensor], k_side: Sequence[Tensor]
-) -> Iterator[tuple[buckets.Group, list[Tensor], list[Tensor]]]:
-    """Each group with its views [batch, H, length, …] of sorted [N, H, …] tensors."""
-    q_views = [[view.transpose(1, 2) for view in plan.q.split(x)] for x in q_side]
-    k_views = [[view.transpose(1, 2) for view in plan.k.split(x)] for x in k_side]
-    for i, group in enumerate(plan.groups):
-        yield group, [views[i] for views in q_views], [views[i] for views in k_views]
+def _scatter(x: Tensor, part: buckets.Part, dense: Tensor) -> None:
+    """Writes dense [batch, H, length, …] to the group's rows of [N, H or Hkv, …]."""
+    rows = reduce_heads(dense.transpose(1, 2).flatten(0, 1), x.shape[1])
+    part.scatter(x, rows if rows.dtype == x.dtype else rows.to(x.dtype))
 
 
-def _calls(group: buckets.Group, options: _Options) -> Iterator[_Call]:
+def _group_forward(group: buckets.Group, options: _Options, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Output [batch, H, len_q, D] and LSE [batch, H, len_q] of dense q, k, v."""
+    calls = _calls(group, options)
+    if len(calls) == 1 and calls[0].covers(group):
+        return _call_forward(calls[0], options, q, k, v)
+    output, lse = torch.zeros_like(q), q.new_full(q.shape[:3], -torch.inf)
+    for call in calls:
+        found = _call_forward(call, options, _rows(q, call), _keys(k, call), _keys(v, call))
+        _rows(output, call).copy_(found[0])
+        _rows(lse, call).copy_(found[1])
+    return output, lse
+
+
+def _group_backward(group: buckets.Group, options: _Options, inputs: _Three, saved: _Three) -> _Three:
+    """Gradients of dense inputs q, k, v; saved: gradient of the output, output, LSE."""
+    (q, k, v), (grad_output, output, lse) = inputs, saved
+    calls = _calls(group, options)
+    if len(calls) == 1 and calls[0].covers(group):
+        return _call_backward(calls[0], options, *inputs, *saved)
+    grads = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    for call in calls:
+        found = _call_backward(
+            call,
+            options,
+            *(_rows(q, call), _keys(k, call), _keys(v, call)),
+            *(_rows(grad_output, call), _rows(output, call), _rows(lse, call)),
+        )
+        _rows(grads[0], call).copy_(found[0])
+        _keys(grads[1], call).add_(found[1])
+        _keys(grads[2], call).add_(found[2])
+    return grads
+
+
+def _calls(group: buckets.Group, options: _Options) -> list[_Call]:
     """The dense calls that cover a group's visible pairs; none for rows that see no key."""
     len_q, len_k, causal, window = group.len_q, group.len_k, options.causal, options.window
     if len_q == 0 or len_k == 0:
-        return
+        return []
     if causal and window is None and options.bias is None and len_q >= len_k:
         # The kernel's own causal rule (top left) is ours for squares, and it skips the hidden blocks itself. No real
         # query sees a padded key: those come later than all of its own.
-        yield _Call(len_q - len_k, len_q, 0, len_k, True, None)
-        return
-    scores_a_row = group.batch * len_k * (0 if options.bias is None else options.bias.shape[0])
-    max_rows = max(1, BIAS_SCORES // scores_a_row) if options.bias_grad is not None else None
-    for tile in tiles(len_q, len_k, causal, window, max_rows):
-        hidden = _hidden(group, tile, causal, window)
-        yield _Call(tile.row0, tile.row1, tile.key0, tile.key1, False, _added_mask(hidden, options, tile))
+        return [_Call(len_q - len_k, len_q, 0, len_k, True, None)]
+    max_rows = None
+    if options.bias_grad is not None:
+        max_rows = max(1, BIAS_SCORES // (group.batch * options.heads * len_k))
+    return [
+        _Call(tile.row0, tile.row1, tile.key0, tile.key1, False, _mask(group, tile, options))
+        for tile in tiles(len_q, len_k, causal, window, max_rows)
+    ]
 
 
-def _hidden(group: buckets.Group, tile: Tile, causal: bool, window: int | None) -> Tensor | None:
-    """Where a tile's rows do not see its keys, by position or because a key is padding: bool, 2-D or 4-D, or None."""
-    seen = tile_mask(tile, group.len_q, group.len_k, causal, window)
-    padding = None if group.padding is None or causal else group.padding[..., tile.key0 : tile.key1]
-    if seen is None or padding is None:
-        return padding if seen is None else ~seen
-    return padding | ~seen
-
-
-def _added_mask(hidden: Tensor | None, options: _Options, tile: Tile) -> Tensor | None:
-    """What is added to a tile's scores, 2-D or 4-D: the bias, and −inf where a key is hidden."""
-    added = None
+def _mask(group: buckets.Group, tile: Tile, options: _Options) -> Tensor | None:
+    """What is added to a tile's scores, 2-D or 4-D: the bias, −inf where a key is hidden or padding."""
+    mask = None
+    seen = tile_mask(tile, group.len_q, group.len_k, options.causal, options.window)
+    if seen is not None:
+        mask = torch.zeros(seen.shape, dtype=options.dtype).masked_fill_(~seen, -torch.inf)
+    if group.padding is not None and not options.causal:
+        padding = group.padding[..., tile.key0 : tile.key1].to(options.dtype)
+        mask = padding if mask is None else mask + padding
     if options.bias is not None:
-        added = options.bias[None, :, tile.row0 : tile.row1, tile.key0 : tile.key1]
-    if hidden is None:
-        return added
-    if added is None:
-        return torch.zeros(hidden.shape, dtype=options.dtype).masked_fill_(hidden, -torch.inf)
-    return added.masked_fill(hidden, -torch.inf)
+        bias = options.bias[None, :, tile.row0 : tile.row1, tile.key0 : tile.key1]
+        mask = bias if mask is None else mask + bias
+    return mask
+
+
+def _call_forward(call: _Call, options: _Options, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Output and LSE of one call's q [batch, H, rows, D] and k, v [batch, H, keys, D]."""
+    return _fused(q, k, v, 0.0, call.is_causal, attn_mask=call.mask, scale=options.scale)
 
 
 def _call_backward(
     call: _Call, options: _Options, q: Tensor, k: Tensor, v: Tensor, grad_output: Tensor, output: Tensor, lse: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of one call's q [n, H, rows, D] and k, v [n, H, keys, D]; adds its part of the bias' gradient."""
+    """Gradients of one call's q, k, v; adds its part of the bias' gradient."""
     if options.bias_grad is None:
         return _fused_backward(
             grad_output, q, k, v, output, lse, 0.0, call.is_causal, attn_mask=call.mask, scale=options.scale
