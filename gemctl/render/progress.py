@@ -41,6 +41,7 @@ class Progress:
         self._train: list[dict[str, Any]] = []  # the last lines, for speed
         self._stage = "launching"
         self._looked = self._said = float("-inf")
+        self._last_line = ""
         self._live: Any = None
 
     def __enter__(self) -> "Progress":
@@ -69,7 +70,7 @@ class Progress:
             self._show_live()
         elif now - self._said >= PLAIN_EVERY:
             self._said = now
-            self._print(self.line())
+            self._print_state()
 
     def close(self) -> None:
         """Shows the last state and leaves the terminal as it was."""
@@ -78,7 +79,7 @@ class Progress:
             self._live.stop()
             self._live = None
         elif self._attempt is not None:
-            self._print(self.line())
+            self._print_state()
 
     def line(self) -> str:
         """The present state in one line."""
@@ -132,6 +133,12 @@ class Progress:
 
         done = self._train[-1]["step"] if self._train else 0
         return Group(ProgressBar(total=self.steps, completed=done, width=60), Text(self.line()))
+
+    def _print_state(self) -> None:
+        """The present state, unless it was the last line already."""
+        if self.line() != self._last_line:
+            self._last_line = self.line()
+            self._print(self._last_line)
 
     def _print(self, text: str) -> None:
         self._out.write(text + "\n")

@@ -165,6 +165,7 @@ def diff_sections(value: Diff) -> list[Section]:
         _pair(f"{task} {label}", first.tasks.get(task, {}).get(key), second.tasks.get(task, {}).get(key), shown)
         for task in dict.fromkeys([*first.tasks, *second.tasks])
         for key, label, shown in QUALITY
+        if any(report.tasks.get(task, {}).get(key) is not None for report in value.runs)
     ]
     speed = [_pair(label, getattr(first.throughput, key), getattr(second.throughput, key), shown)
              for key, label, shown in SPEED]  # fmt: skip
