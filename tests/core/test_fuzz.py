@@ -97,6 +97,7 @@ def test_the_schema_says_what_is_valid_on_200_lines(workplace: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)  # 35 s of one free core
 def test_the_schema_says_what_is_valid_on_2000_lines(workplace: Path) -> None:
     seen = fuzz(2000, seed=2)
     assert seen["valid"] >= 1000
