@@ -44,6 +44,9 @@ $(VENV)/.installed-test: $(VENV)/.installed $(SOURCES)
 
 train: $(VENV)/.installed
 	@$(BIN)/gemctl train experiment=synthetic
+	@echo "The same model with every event history emptied, to see what the histories are worth:"
+	@$(BIN)/gemctl train experiment=synthetic data.histories=empty run.name=synthetic-empty
+	@$(BIN)/gemctl report "$$(ls -d runs/synthetic/* | tail -1)" --diff "$$(ls -d runs/synthetic-empty/* | tail -1)"
 
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m "not slow" tests

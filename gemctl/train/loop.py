@@ -13,6 +13,7 @@ from torch import Tensor
 from gemctl.config.schema import Config
 from gemctl.data.batch import Batch
 from gemctl.data.loader import Loader, eval_batches
+from gemctl.errors import GemctlError
 from gemctl.parallel.assemble import ShardedModel
 from gemctl.run.stages import Stage
 from gemctl.specs.data import FeatureSpec
@@ -22,6 +23,8 @@ from gemctl.train.optim import DenseOptimizer
 from gemctl.train.peak import measure_peak
 from gemctl.train.step import Flags, Stepper, StepResult
 from gemctl.train.writers import TrainLog
+
+MAX_SKIPPED = 10  # steps in a row
 
 
 class Saver(Protocol):
@@ -50,6 +53,7 @@ class Trainer:
     rank: int
     world: int
     done: int = 0  # completed steps
+    skipped: int = 0  # of them, the last ones that were skipped
 
     @property
     def stride(self) -> int:
@@ -75,9 +79,9 @@ class Trainer:
                 self.saver.check()
                 result = self._step(stepper, loader, self.done)
                 self.done += 1
-                self._after(result)
-                every = self.config.checkpoint.every
-                if result.flags.save or result.flags.stop or (every and self.done % every == 0):
+                saves = self._save_due(result.flags)
+                self._flush(result, saves)
+                if saves:
                     saved = self.save()
                 if result.flags.stop:
                     break
@@ -106,8 +110,9 @@ class Trainer:
         result = stepper.step(index, batch, self.stride, self.wishes())
         with self.ledger.part("log"):
             if result.skipped:
-                self.log.skipped()
+                self._skipped(index)
             else:
+                self.skipped = 0
                 self.log.add(batch, result.logits, loss=result.loss, flops=self.flops(batch))
         if self.log.peak is None:
             self.ledger.first_step_done()
@@ -115,9 +120,23 @@ class Trainer:
                 self.log.peak = measure_peak(self.model.group)
         return result
 
-    def _after(self, result: StepResult) -> None:
+    def _skipped(self, index: int) -> None:
+        self.log.skipped()
+        self.skipped += 1
+        if self.skipped == MAX_SKIPPED:
+            raise GemctlError(
+                f"step {index}: the loss was not finite in {MAX_SKIPPED} steps running, so skipping does not help. Resume "
+                "from an older checkpoint with a lower optim.dense.lr, or look at the rows of these batches"
+            )
+
+    def _save_due(self, flags: Flags) -> bool:
+        every = self.config.checkpoint.every
+        return flags.save or flags.stop or bool(every and self.done % every == 0)
+
+    def _flush(self, result: StepResult, saves: bool) -> None:
+        """Ends the interval of the logs; at a save too, so that an attempt which starts there finds a whole one."""
         train = self.config.train
-        if self.done % train.log_every == 0 or self.done == train.steps or result.flags.stop:
+        if self.done % train.log_every == 0 or self.done == train.steps or saves:
             with self.ledger.part("log"):
                 self.log.flush(self.done, lr=result.lr, grad_norm=result.grad_norm)
 
