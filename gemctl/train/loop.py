@@ -125,8 +125,8 @@ class Trainer:
         self.skipped += 1
         if self.skipped == MAX_SKIPPED:
             raise GemctlError(
-                f"step {index}: the loss was not finite in {MAX_SKIPPED} steps running, so skipping does not help. Resume "
-                "from an older checkpoint with a lower optim.dense.lr, or look at the rows of these batches"
+                f"step {index}: the loss was not finite in {MAX_SKIPPED} steps in a row: skipping does not help. "
+                "Resume from an older checkpoint with a lower optim.dense.lr, or look at the rows of these batches"
             )
 
     def _save_due(self, flags: Flags) -> bool:
