@@ -13,7 +13,7 @@ import os
 import sys
 from typing import Any, NoReturn
 
-from gemctl.errors import GemctlError, InputError
+from gemctl.errors import GemctlError, InputError, Interrupted
 
 COMMANDS = {
     "train": "train a model as the configuration says",
@@ -88,6 +88,9 @@ def main(argv: list[str] | None = None) -> int:
         for problem in error.problems:
             print(f"error: {problem}", file=sys.stderr)
         return error.exit_code
+    except Interrupted as stopped:
+        print(stopped, file=sys.stderr)
+        return stopped.exit_code
     except GemctlError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

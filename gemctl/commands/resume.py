@@ -30,11 +30,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> "Report":
+    from gemctl.cluster.software import require
     from gemctl.commands.launching import checked_plan, launch
     from gemctl.config.compose import compose, from_yaml
     from gemctl.run.directory import find
     from gemctl.run.report import build
 
+    require()
     target = find(args.run, args.root)
     last = target.last_attempt()
     source = next((attempt for attempt in reversed(target.attempts()) if attempt.config.exists()), None)

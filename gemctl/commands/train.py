@@ -47,15 +47,19 @@ def _dry_run(config: "Config", plan: "Plan") -> "DryRun":
 
 
 def _train(config: "Config", plan: "Plan", args: argparse.Namespace) -> "Report":
+    from gemctl.cluster.software import require
     from gemctl.commands.launching import launch
-    from gemctl.data.synthetic import ensure
-    from gemctl.render.show import show
+    from gemctl.data.synthetic import absent, ensure
+    from gemctl.render.show import note, show
     from gemctl.run.directory import RunDir
     from gemctl.run.report import build
 
+    require()
     if not args.json:
         show(plan)
-    ensure(config.data)
+    if absent(config.data):
+        note(f"writing the synthetic log: {config.data.train}, {config.data.eval}, {config.data.spec}")
+        ensure(config.data)
     run = RunDir.create(config.run.root, config.run.name, args.command_line)
     launch(run, 1, config, plan)
     return build(run)

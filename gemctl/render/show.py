@@ -50,6 +50,11 @@ def show(value: object, as_json: bool = False) -> None:
     Console(file=sys.stdout, width=None if sys.stdout.isatty() else 120, soft_wrap=False).print(shown)
 
 
+def note(text: str) -> None:
+    """Writes a line about what is going on to standard error."""
+    print(text, file=sys.stderr, flush=True)
+
+
 def rendered(value: object) -> Any:
     """A string or a Rich renderable for `value`; strings stand for themselves."""
     if isinstance(value, str):

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from gemctl import cli
+from gemctl.cluster import software
 from gemctl.config.compose import compose, to_yaml
 from gemctl.errors import DoesNotFit, GemctlError, InputError, Interrupted
 from gemctl.reference import EXIT_CODES, reference
@@ -125,7 +126,7 @@ class Value:
         (InputError(["a: wrong", "b: wrong too"]), 2, "error: a: wrong\nerror: b: wrong too\n"),
         (GemctlError("rank 1 died"), 1, "error: rank 1 died\n"),
         (DoesNotFit("too large"), 3, "error: too large\n"),
-        (Interrupted("stopped"), 130, "error: stopped\n"),
+        (Interrupted("stopped"), 130, "stopped\n"),
         (KeyboardInterrupt(), 130, "interrupted\n"),
     ],
 )
@@ -143,6 +144,17 @@ def test_exit_codes(
     assert cli.main(["config", "export"]) == code
     assert capsys.readouterr().err == message
     assert code in EXIT_CODES and str(code) in cli.EPILOG
+
+
+def test_train_refuses_builds_that_do_not_fit_together_before_it_makes_anything(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mixed = software.Builds("2.13.0+cpu", "cpu", "1.8.0", "cuda", "1.8.0")
+    monkeypatch.setattr(software, "builds", lambda: mixed)
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["train", "cluster.memory_gb=1000"]) == 1
+    assert "FBGEMM 1.8.0 a CUDA build" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_unexpected_error_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
