@@ -26,7 +26,8 @@ PEER_MESSAGE = re.compile(
 OTHER_RANK = re.compile(r"\brank (\d+): ")
 FRAME = re.compile(r'File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)')
 COLLECTIVE = re.compile(r"torch/distributed/(?!elastic/)|torchrec/distributed/(comm_ops|types|dist_data)\.py")
-INNERMOST = 4  # frames of a stack that decide whether it waits for other ranks
+JOIN = re.compile(r"/(threading|queue|concurrent/futures/_base)\.py$")
+INNERMOST = 4  # frames of a thread that decide whether it waits for other ranks
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,9 @@ class Frame:
 
     def text(self) -> str:
         return f"{self.function} ({self.file}:{self.line})"
+
+
+Thread = list[Frame]  # innermost frame first
 
 
 def root_cause(attempt: Attempt, ranks: Sequence[RankRecord], hung_for: float | None, agent: str | None) -> Cause:
@@ -121,33 +125,43 @@ def _failure_time(record: RankRecord) -> float:
 
 def _hang(attempt: Attempt, ranks: Sequence[RankRecord], seconds: float) -> Cause:
     files = {record.rank: attempt.rank_stack(record.rank) for record in ranks}
-    stacks = {rank: innermost(file.read_text()) for rank, file in files.items() if file.exists()}
+    stacks = {rank: threads(file.read_text()) for rank, file in files.items() if file.exists()}
     culprit = hung_rank([record for record in ranks if record.result is None] or ranks, stacks)
-    frames = stacks.get(culprit.rank)
-    where = f"in {frames[0].text()}" if frames else "and did not answer a request for its stack"
+    stack = stacks.get(culprit.rank)
+    where = f"in {stack[0][0].text()}" if stack else "and did not answer a request for its stack"
     cause = _of_rank(attempt, culprit, "hang", f"no progress for {seconds:.0f} s, {where}")
-    return dataclasses.replace(cause, log=str(files[culprit.rank])) if frames else cause
+    return dataclasses.replace(cause, log=str(files[culprit.rank])) if stack else cause
 
 
-def hung_rank(ranks: Sequence[RankRecord], stacks: dict[int, list[Frame]]) -> RankRecord:
-    """The rank that the others wait for: one that gives no stack, else one outside of any collective, else the one
+def hung_rank(ranks: Sequence[RankRecord], stacks: dict[int, list[Thread]]) -> RankRecord:
+    """The rank that the others wait for: one that gives no stack, else one that waits for no other rank, else the one
     that is least advanced and has been silent longest."""
 
     def order(record: RankRecord) -> tuple[int, int, int, float]:
-        frames = stacks.get(record.rank) or []
-        answered = 0 if not frames else 2 if in_collective(frames) else 1
+        stack = stacks.get(record.rank)
+        answered = 0 if not stack else 2 if waits(stack) else 1
         return answered, -1 if record.step is None else record.step, STAGES.index(record.stage), -record.idle
 
     return min(ranks, key=order)
 
 
-def in_collective(frames: list[Frame]) -> bool:
-    """True if a stack (innermost frame first) ends in a call that waits for other ranks."""
-    return any(COLLECTIVE.search(frame.file) for frame in frames[:INNERMOST])
+def waits(stack: list[Thread]) -> bool:
+    """True if a process waits for other ranks: its main thread is in a collective, or waits for one that is."""
+    main, others = stack[0], stack[1:]
+    joined = any(JOIN.search(frame.file) for frame in main[:INNERMOST])
+    return _in_collective(main) or (joined and any(_in_collective(thread) for thread in others))
 
 
-def innermost(dump: str) -> list[Frame]:
-    """The frames of the main thread in a stack dump of faulthandler, innermost first; empty if there is none."""
-    threads = re.split(r"\n(?=Thread |Current thread )", dump)
-    current = [thread for thread in threads if thread.startswith("Current thread")] or threads[-1:]
-    return [Frame(match["file"], int(match["line"]), match["function"]) for match in FRAME.finditer(current[0])]
+def _in_collective(thread: Thread) -> bool:
+    return any(COLLECTIVE.search(frame.file) for frame in thread[:INNERMOST])
+
+
+def threads(dump: str) -> list[Thread]:
+    """The threads in a stack dump of faulthandler, the one that was running first; empty if there is none."""
+    blocks = re.split(r"\n(?=Thread |Current thread )", dump)
+    blocks.sort(key=lambda block: not block.startswith("Current"))
+    parsed = [
+        [Frame(match["file"], int(match["line"]), match["function"]) for match in FRAME.finditer(block)]
+        for block in blocks
+    ]
+    return [thread for thread in parsed if thread]

@@ -5,14 +5,17 @@ from typing import Any
 
 import pytest
 
-from gemctl.recover.cause import Frame, hung_rank, in_collective, innermost, root_cause
+from gemctl.recover.cause import Frame, hung_rank, root_cause, threads, waits
 from gemctl.recover.records import RankRecord
 from gemctl.run.attempt import Attempt, claim
 from gemctl.run.directory import RunDir
 
 PEER = ("RuntimeError", "[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4711")
-WAITING = [Frame("/lib/torch/distributed/distributed_c10d.py", 3021, "all_reduce"), Frame("loop.py", 1, "step")]
-WORKING = [Frame("/lib/torch/nn/functional.py", 12, "linear"), *WAITING[1:], *[Frame("x.py", 1, "f")] * 3, *WAITING]
+COLLECTIVE = [Frame("/lib/torch/distributed/distributed_c10d.py", 3021, "all_reduce"), Frame("loop.py", 1, "step")]
+OUTER = [Frame("x.py", 1, "f")] * 3
+WAITING = [COLLECTIVE]
+WORKING = [[Frame("/lib/torch/nn/functional.py", 12, "linear"), *OUTER, *COLLECTIVE]]
+JOINING = [[Frame("/lib/threading.py", 327, "wait"), Frame("save.py", 78, "wait")], OUTER, COLLECTIVE]
 
 
 @pytest.fixture
@@ -77,23 +80,27 @@ def test_agent_is_to_blame_where_no_rank_is(attempt: Attempt) -> None:
     ("stacks", "hung"),
     [
         ({0: WAITING, 1: WAITING, 2: WORKING}, 2),
+        ({0: JOINING, 1: WAITING, 2: WORKING}, 2),  # a main thread that waits for a save waits for the other ranks
         ({0: WAITING, 1: [], 2: WORKING}, 1),  # one that does not answer, before one that works
         ({0: WAITING, 1: WAITING, 2: WAITING}, 0),  # all wait: the least advanced
     ],
 )
-def test_hung_rank_is_the_one_the_others_wait_for(stacks: dict[int, list[Frame]], hung: int) -> None:
+def test_hung_rank_is_the_one_the_others_wait_for(stacks: dict[int, list[list[Frame]]], hung: int) -> None:
     ranks = [RankRecord(rank, stage="step", step=7 + (rank > 0)) for rank in range(3)]
     assert hung_rank(ranks, stacks).rank == hung
 
 
-def test_collective_is_told_from_what_merely_runs_under_torchrun() -> None:
+def test_what_waits_is_told_from_what_merely_runs_under_torchrun() -> None:
     launcher = Frame("/lib/torch/distributed/elastic/multiprocessing/errors/__init__.py", 362, "wrapper")
-    assert in_collective(WAITING)
-    assert not in_collective(WORKING)
-    assert not in_collective([Frame("loop.py", 3, "step"), launcher])
+    assert waits(WAITING)
+    assert waits(JOINING)
+    assert not waits(JOINING[:2])
+    assert not waits(WORKING)
+    assert not waits([[Frame("loop.py", 3, "step"), launcher]])
+    assert not waits([*WORKING, COLLECTIVE])  # a thread saves while the main one works
 
 
-def test_stack_dump_is_read_from_the_main_thread() -> None:
+def test_stack_dump_is_read_by_thread_the_running_one_first() -> None:
     dump = """Thread 0x00007f01 (most recent call first):
   File "/usr/lib/python3.11/threading.py", line 331 in wait
   File "/usr/lib/python3.11/threading.py", line 1002 in _bootstrap
@@ -102,5 +109,7 @@ Current thread 0x00007f02 (most recent call first):
   File "/a b/inject.py", line 72 in maybe_inject
   File "/a b/worker.py", line 155 in _enter
 """
-    assert innermost(dump) == [Frame("/a b/inject.py", 72, "maybe_inject"), Frame("/a b/worker.py", 155, "_enter")]
-    assert innermost("") == []
+    main, other = threads(dump)
+    assert main == [Frame("/a b/inject.py", 72, "maybe_inject"), Frame("/a b/worker.py", 155, "_enter")]
+    assert [frame.function for frame in other] == ["wait", "_bootstrap"]
+    assert threads("") == []
