@@ -79,10 +79,12 @@ class LocalAgents:
 
 @contextlib.contextmanager
 def _handlers_kept() -> Iterator[None]:
-    """TorchX's local scheduler takes SIGTERM and SIGINT when it is made; this gives them back."""
+    """TorchX's local scheduler takes SIGTERM and SIGINT when it is made; this holds them off and gives them back."""
     kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, kept)
     try:
         yield
     finally:
         for number, handler in kept.items():
             signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)

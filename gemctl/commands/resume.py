@@ -6,6 +6,7 @@ gemctl resume RUN train.steps=2000 checkpoint.every=100
 
 import argparse
 import dataclasses
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -78,6 +79,9 @@ def refuse_living(run: "RunDir", attempt: "Attempt") -> None:
     """InputError if the attempt still beats."""
     from gemctl.run.attempt import watch_beat
 
+    if not attempt.end_file.exists():
+        patience = attempt.claim().patience
+        sys.stderr.write(f"attempt {attempt.number} left no end; watching up to {patience:.0f} s for a beat\n")
     if watch_beat(attempt) is not None:
         age = max(0.0, time.time() - attempt.heartbeat.stat().st_mtime)
         raise InputError(
