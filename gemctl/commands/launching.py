@@ -1,11 +1,13 @@
 """What `gemctl train` and `gemctl resume` share: from a checked configuration to a run that has ended."""
 
+import dataclasses
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gemctl.commands.configured import planned
 
 if TYPE_CHECKING:
-    from gemctl.config.schema import Config
+    from gemctl.config.schema import Config, DataConfig
     from gemctl.plan.build import Plan
     from gemctl.run.directory import RunDir
 
@@ -37,7 +39,19 @@ def launch(run: "RunDir", number: int, config: "Config", plan: "Plan") -> None:
     from gemctl.render.progress import Progress
 
     launcher = config.launcher
+    config = dataclasses.replace(config, data=_from_anywhere(config.data))
     prepared = Prepared(to_yaml(config), to_json(plan), launcher.nodes, launcher.ranks_per_node)
     agents = LocalAgents(run, launcher)
     with Progress(steps=config.train.steps) as progress:
         run_attempts(run, number, prepared, config.recover, agents, progress)
+
+
+def _from_anywhere(data: "DataConfig") -> "DataConfig":
+    """The same data with absolute paths, so that `resume` and `eval` of the run work from any folder."""
+
+    def absolute(path: str) -> str:
+        return path if "://" in path else str(Path(path).absolute())
+
+    return dataclasses.replace(
+        data, spec=absolute(data.spec), train=absolute(data.train), eval=data.eval and absolute(data.eval)
+    )

@@ -47,14 +47,12 @@ def _dry_run(config: "Config", plan: "Plan") -> "DryRun":
 
 
 def _train(config: "Config", plan: "Plan", args: argparse.Namespace) -> "Report":
-    from gemctl.cluster.software import require
     from gemctl.commands.launching import launch
     from gemctl.data.synthetic import absent, ensure
     from gemctl.render.show import note, show
     from gemctl.run.directory import RunDir
     from gemctl.run.report import build
 
-    require()
     if not args.json:
         show(plan)
     if absent(config.data):
