@@ -46,6 +46,8 @@ class Part(NamedTuple):
     that are not and that are padded, None where none is; `target` is the rows of the real ones.
     """
 
+    batch: int  # by head: sequences · heads
+    length: int
     source: Tensor
     target: Tensor
     real: Tensor | None
@@ -145,6 +147,8 @@ def _part(starts: Ints, lengths: Ints, heads: int) -> Part:
     pad = np.broadcast_to((step >= lengths[:, None])[:, None], (len(starts), heads, len(step))).reshape(-1)
     token = starts[:, None] + np.where(step < lengths[:, None], step, 0)
     index = (token[:, None] * heads + np.arange(heads)[:, None]).reshape(-1)
+    source = torch.from_numpy(index)
     if not pad.any():
-        return Part(torch.from_numpy(index), torch.from_numpy(index), None, None)
-    return Part(*(torch.from_numpy(x) for x in (index, index[~pad], np.flatnonzero(~pad), np.flatnonzero(pad))))
+        return Part(len(starts) * heads, len(step), source, source, None, None)
+    places = index[~pad], np.flatnonzero(~pad), np.flatnonzero(pad)
+    return Part(len(starts) * heads, len(step), source, *(torch.from_numpy(x) for x in places))

@@ -15,7 +15,7 @@ from torch import Tensor
 from gemctl.kernels import buckets
 from gemctl.kernels.gdpa.activation import ACTIVATIONS, LEAKY_SLOPE, Activation
 from gemctl.kernels.jagged import check_offsets, compute_dtype, expand_heads, reduce_heads
-from gemctl.kernels.visibility import tile_mask, tiles
+from gemctl.kernels.visibility import Tile, tile_mask, tiles
 
 SCORES = 1 << 16  # float32: 256 KiB
 MIN_ROWS = 32  # of a piece, however long the keys: products of fewer rows are slow
@@ -24,11 +24,11 @@ GELU_CUBE = 0.044715
 
 
 class _Piece(NamedTuple):
-    """Matrices first … last−1 of a group, their rows and keys; `hidden` [rows, keys] where a key is not seen."""
+    """Matrices first … last−1 of a group, a tile's rows and keys; `hidden` [rows, keys] where a key is not seen."""
 
-    matrices: slice
-    rows: slice
-    keys: slice
+    first: int
+    last: int
+    tile: Tile
     hidden: Tensor | None
 
 
@@ -51,20 +51,16 @@ def forward(
     heads, dtype = q.shape[1], compute_dtype(q.dtype)
     rows_q, rows_k, rows_v = (expand_heads(x, heads).flatten(0, 1) for x in (queries, k, v))
     output = rows_q.new_empty(rows_q.shape)
-    for group, q_part, k_part in _groups(plan, heads):
-        batch = group.batch * heads
-        dense_q = _dense(q_part.gather(rows_q), batch, dtype) * pre_scale
-        dense_k, dense_v = (
-            _dense(k_part.gather(rows_k), batch, dtype),
-            _dense(k_part.gather(rows_v, True), batch, dtype),
-        )
+    for group, q_part, k_part in zip(plan.groups, plan.q.parts(heads), plan.k.parts(heads), strict=True):
+        dense_q = _dense(rows_q, q_part, dtype, pre_scale)
+        dense_k, dense_v = _dense(rows_k, k_part, dtype), _dense(rows_v, k_part, dtype, zero_pads=True)
         dense_output = torch.zeros_like(dense_q)
-        for matrices, rows, keys, hidden in _pieces(group, heads, causal, window):
-            scores = dense_q[matrices, rows] @ dense_k[matrices, keys].mT
-            if hidden is not None:
-                scores.masked_fill_(hidden, 0)
-            torch.bmm(_act(activation, scores), dense_v[matrices, keys], out=dense_output[matrices, rows])
-        q_part.scatter(output, dense_output.mul_(post_scale).flatten(0, 1).to(q.dtype))
+        for piece in _pieces(group, heads, causal, window):
+            scores = torch.bmm(_rows(dense_q, piece), _keys(dense_k, piece).mT)
+            if piece.hidden is not None:
+                scores.masked_fill_(piece.hidden, 0)
+            torch.bmm(_act(activation, scores), _keys(dense_v, piece), out=_rows(dense_output, piece))
+        q_part.scatter(output, _scaled(dense_output, post_scale).flatten(0, 1).to(q.dtype))
     return output.view(queries.shape)
 
 
@@ -88,18 +84,14 @@ def backward(
     heads, dtype = q.shape[1], compute_dtype(q.dtype)
     rows_q, rows_k, rows_v, rows_grad = (expand_heads(x, heads).flatten(0, 1) for x in (queries, k, v, grad_output))
     grad_q, grad_k, grad_v = (x.new_empty(x.shape, dtype=dtype) for x in (rows_q, rows_k, rows_v))
-    for group, q_part, k_part in _groups(plan, heads):
-        batch = group.batch * heads
-        dense_q = _dense(q_part.gather(rows_q), batch, dtype) * pre_scale
-        dense_k, dense_v = (
-            _dense(k_part.gather(rows_k), batch, dtype),
-            _dense(k_part.gather(rows_v, True), batch, dtype),
-        )
-        dense_grad = _dense(q_part.gather(rows_grad, True), batch, dtype) * post_scale
+    for group, q_part, k_part in zip(plan.groups, plan.q.parts(heads), plan.k.parts(heads), strict=True):
+        dense_q = _dense(rows_q, q_part, dtype, pre_scale)
+        dense_k, dense_v = _dense(rows_k, k_part, dtype), _dense(rows_v, k_part, dtype, zero_pads=True)
+        dense_grad = _dense(rows_grad, q_part, dtype, post_scale, zero_pads=True)
         grads = torch.zeros_like(dense_q), torch.zeros_like(dense_k), torch.zeros_like(dense_v)
         for piece in _pieces(group, heads, causal, window):
             _piece_backward(piece, activation, dense_q, dense_grad, dense_k, dense_v, *grads)
-        q_part.scatter(grad_q, grads[0].mul_(pre_scale).flatten(0, 1))
+        q_part.scatter(grad_q, _scaled(grads[0], pre_scale).flatten(0, 1))
         k_part.scatter(grad_k, grads[1].flatten(0, 1))
         k_part.scatter(grad_v, grads[2].flatten(0, 1))
     grad_queries = grad_q.view(queries.shape)
@@ -121,16 +113,15 @@ def _piece_backward(
     grad_v: Tensor,
 ) -> None:
     """Adds one piece's part to the gradients of a group, [matrices, length, D] each."""
-    matrices, rows, keys, hidden = piece
-    q, grad, k = dense_q[matrices, rows], dense_grad[matrices, rows], dense_k[matrices, keys]
-    scores, grad_weights = q @ k.mT, grad @ dense_v[matrices, keys].mT
-    if hidden is not None:
-        scores.masked_fill_(hidden, 0)
-        grad_weights.masked_fill_(hidden, 0)
+    q, grad, k = _rows(dense_q, piece), _rows(dense_grad, piece), _keys(dense_k, piece)
+    scores, grad_weights = torch.bmm(q, k.mT), torch.bmm(grad, _keys(dense_v, piece).mT)
+    if piece.hidden is not None:
+        scores.masked_fill_(piece.hidden, 0)
+        grad_weights.masked_fill_(piece.hidden, 0)
     weights, grad_scores = _act_backward(activation, scores, grad_weights)
-    torch.bmm(grad_scores, k, out=grad_q[matrices, rows])
-    grad_k[matrices, keys].baddbmm_(grad_scores.mT, q)
-    grad_v[matrices, keys].baddbmm_(weights.mT, grad)
+    torch.bmm(grad_scores, k, out=_rows(grad_q, piece))
+    _keys(grad_k, piece).baddbmm_(grad_scores.mT, q)
+    _keys(grad_v, piece).baddbmm_(weights.mT, grad)
 
 
 def _prepare(
@@ -146,24 +137,39 @@ def _prepare(
     return q, buckets.plan(q_offsets, k_offsets, buckets.JOIN_SCORES // q.shape[1], positional)
 
 
-def _groups(plan: buckets.Plan, heads: int) -> Iterator[tuple[buckets.Group, buckets.Part, buckets.Part]]:
-    return zip(plan.groups, plan.q.parts(heads), plan.k.parts(heads), strict=True)
+def _dense(rows: Tensor, part: buckets.Part, dtype: torch.dtype, scale: float = 1.0, zero_pads: bool = False) -> Tensor:
+    """A group's rows of [N·H, D], scaled, as [matrices, length, D] in the compute dtype."""
+    gathered = part.gather(rows, zero_pads)
+    return _scaled(gathered.to(dtype), scale).view(part.batch, part.length, gathered.shape[1])
 
 
-def _dense(rows: Tensor, batch: int, dtype: torch.dtype) -> Tensor:
-    """[batch · length, D] as [batch, length, D] in the compute dtype."""
-    return rows.to(dtype).unflatten(0, (batch, -1))
+def _scaled(x: Tensor, scale: float) -> Tensor:
+    """x · scale, in place."""
+    return x if scale == 1 else x.mul_(scale)
 
 
 def _pieces(group: buckets.Group, heads: int, causal: bool, window: int | None) -> Iterator[_Piece]:
     """A group's visible pairs in pieces of at most `SCORES` scores (or one matrix of `MIN_ROWS` rows)."""
-    len_q, len_k = group.len_q, group.len_k
+    len_q, len_k, matrices = group.len_q, group.len_k, group.batch * heads
     for tile in tiles(len_q, len_k, causal, window, max(MIN_ROWS, SCORES // max(1, len_k))):
         mask = tile_mask(tile, len_q, len_k, causal, window)
-        rows, keys = slice(tile.row0, tile.row1), slice(tile.key0, tile.key1)
+        hidden = None if mask is None else ~mask
         step = max(1, SCORES // ((tile.row1 - tile.row0) * (tile.key1 - tile.key0)))
-        for first in range(0, group.batch * heads, step):
-            yield _Piece(slice(first, first + step), rows, keys, None if mask is None else ~mask)
+        for first in range(0, matrices, step):
+            yield _Piece(first, min(first + step, matrices), tile, hidden)
+
+
+def _rows(x: Tensor, piece: _Piece) -> Tensor:
+    return _cut(x, piece.first, piece.last, piece.tile.row0, piece.tile.row1)
+
+
+def _keys(x: Tensor, piece: _Piece) -> Tensor:
+    return _cut(x, piece.first, piece.last, piece.tile.key0, piece.tile.key1)
+
+
+def _cut(x: Tensor, first: int, last: int, start: int, stop: int) -> Tensor:
+    """x[first:last, start:stop]; x itself where that is all."""
+    return x if (last - first, stop - start) == x.shape[:2] else x[first:last, start:stop]
 
 
 def _act(activation: str, scores: Tensor) -> Tensor:

@@ -12,12 +12,9 @@ import torch
 from torch import Tensor
 
 from gemctl.kernels import buckets
-from gemctl.kernels.jagged import check_offsets, compute_dtype, expand_heads, reduce_heads
+from gemctl.kernels.fused import fused, fused_backward, gather, scatter
+from gemctl.kernels.jagged import check_offsets, compute_dtype
 from gemctl.kernels.visibility import Tile, tile_mask, tiles
-
-# The fused CPU kernel behind scaled_dot_product_attention, called by its own name because that returns the LSE.
-_fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_fused_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 _Three = tuple[Tensor, Tensor, Tensor]
 
@@ -67,10 +64,10 @@ def forward(
     plan, options = _prepare(q, k, q_offsets, k_offsets, scale, causal, window, bias)
     output, lse = q.new_empty(q.shape), q.new_empty(q.shape[:2], dtype=options.dtype)
     for group, q_part, k_part in zip(plan.groups, plan.q.parts(), plan.k.parts(), strict=True):
-        inputs = (_gather(x, part, group.batch, options) for x, part in ((q, q_part), (k, k_part), (v, k_part)))
+        inputs = (gather(x, part, options.heads, options.dtype) for x, part in ((q, q_part), (k, k_part), (v, k_part)))
         group_output, group_lse = _group_forward(group, options, *inputs)
-        _scatter(output, q_part, group_output)
-        _scatter(lse, q_part, group_lse)
+        scatter(output, q_part, group_output)
+        scatter(lse, q_part, group_lse)
     return output, lse
 
 
@@ -95,13 +92,13 @@ def backward(
     plan, options = _prepare(q, k, q_offsets, k_offsets, scale, causal, window, bias, needs_bias_grad)
     grad_q, grad_k, grad_v = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
     for group, q_part, k_part in zip(plan.groups, plan.q.parts(), plan.k.parts(), strict=True):
-        inputs = [_gather(x, part, group.batch, options) for x, part in ((q, q_part), (k, k_part), (v, k_part))]
-        saved = [_gather(x, q_part, group.batch, options) for x in (output, lse)]
+        inputs = [gather(x, part, options.heads, options.dtype) for x, part in ((q, q_part), (k, k_part), (v, k_part))]
+        saved = [gather(x, q_part, options.heads, options.dtype) for x in (output, lse)]
         # With a zero gradient a padded query adds nothing to any gradient, whatever its other rows hold.
-        grad = _gather(grad_output, q_part, group.batch, options, zero_pads=True)
+        grad = gather(grad_output, q_part, options.heads, options.dtype, zero_pads=True)
         grads = _group_backward(group, options, (inputs[0], inputs[1], inputs[2]), (grad, saved[0], saved[1]))
         for x, part, group_grad in zip((grad_q, grad_k, grad_v), (q_part, k_part, k_part), grads, strict=True):
-            _scatter(x, part, group_grad)
+            scatter(x, part, group_grad)
     if bias is None or options.bias_grad is None:
         return grad_q, grad_k, grad_v, q.new_empty(0)
     return grad_q, grad_k, grad_v, options.bias_grad.to(bias.dtype)
@@ -131,20 +128,6 @@ def _prepare(
     return plan, _Options(
         scale, causal, window, dtype, q.shape[1], bias, torch.zeros_like(bias) if needs_bias_grad else None
     )
-
-
-def _gather(x: Tensor, part: buckets.Part, batch: int, options: _Options, zero_pads: bool = False) -> Tensor:
-    """A group's rows of [N, H or Hkv, …] as dense [batch, H, length, …] in the compute dtype."""
-    rows = expand_heads(part.gather(x, zero_pads), options.heads)
-    if rows.dtype != options.dtype:
-        rows = rows.to(options.dtype)
-    return rows.view(batch, rows.shape[0] // batch, *rows.shape[1:]).transpose(1, 2)
-
-
-def _scatter(x: Tensor, part: buckets.Part, dense: Tensor) -> None:
-    """Writes dense [batch, H, length, …] to the group's rows of [N, H or Hkv, …]."""
-    rows = reduce_heads(dense.transpose(1, 2).flatten(0, 1), x.shape[1])
-    part.scatter(x, rows if rows.dtype == x.dtype else rows.to(x.dtype))
 
 
 def _group_forward(group: buckets.Group, options: _Options, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -215,7 +198,7 @@ def _mask(group: buckets.Group, tile: Tile, options: _Options) -> Tensor | None:
 
 def _call_forward(call: _Call, options: _Options, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Output and LSE of one call's q [batch, H, rows, D] and k, v [batch, H, keys, D]."""
-    return _fused(q, k, v, 0.0, call.is_causal, attn_mask=call.mask, scale=options.scale)
+    return fused(q, k, v, 0.0, call.is_causal, attn_mask=call.mask, scale=options.scale)
 
 
 def _call_backward(
@@ -223,7 +206,7 @@ def _call_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of one call's q, k, v; adds its part of the bias' gradient."""
     if options.bias_grad is None:
-        return _fused_backward(
+        return fused_backward(
             grad_output, q, k, v, output, lse, 0.0, call.is_causal, attn_mask=call.mask, scale=options.scale
         )
     scores = q @ k.mT * options.scale
