@@ -24,6 +24,7 @@ from torch import Tensor
 
 Ints = NDArray[np.int64]
 
+GROUP_TOKENS = 4096  # of queries or keys, so that a group's tensors stay in the cache
 JOIN_SCORES = 2048  # forward and backward of so many scores take some 30 µs on one core, a saved call saves 60 to 100
 
 
@@ -67,16 +68,20 @@ class Part(NamedTuple):
 class Side:
     """The queries or the keys of all groups."""
 
-    starts: list[Ints]  # by group: its sequences' first tokens
-    lengths: list[Ints]
-    longest: int
+    starts: Ints  # of the sequences in the groups' order: their first tokens
+    lengths: Ints
+    shapes: list[tuple[int, int]]  # (batch, padded length) of each group
     _parts: dict[int, list[Part]] = field(default_factory=dict)
 
     def parts(self, heads: int = 1) -> list[Part]:
         """Each group's rows among tokens [N, …] or, with `heads` > 1, among [N·heads, …] by head."""
         if heads not in self._parts:
-            self._parts[heads] = [_part(*group, heads) for group in zip(self.starts, self.lengths, strict=True)]
+            self._parts[heads] = _parts(self, heads)
         return self._parts[heads]
+
+    def longest(self) -> int:
+        """Tokens of the longest sequence, 0 without one."""
+        return max((length for _, length in self.shapes), default=0)
 
 
 @dataclass(frozen=True)
@@ -106,17 +111,22 @@ def _plan(q_bytes: bytes, k_bytes: bytes, join_pairs: int, positional: bool) -> 
     lengths = np.stack((all_q[order], all_k[order]))
     first = np.flatnonzero(np.diff(lengths, axis=1, prepend=-1).any(axis=0))
     counts, pairs = np.diff(first, append=len(order)).tolist(), lengths[:, first].T.tolist()
-    exact = [Group(batch, len_q, len_k, None) for batch, (len_q, len_k) in zip(counts, pairs, strict=True)]
+    exact = [part for batch, pair in zip(counts, pairs, strict=True) for part in _split(batch, *pair)]
     groups = _joined(exact, join_pairs, positional)
-    cuts = np.cumsum([group.batch for group in groups], dtype=np.int64)
-    lengths_q, lengths_k = (np.split(side, cuts)[:-1] for side in lengths)
-    starts_q, starts_k = (np.split(side[:-1][order], cuts)[:-1] for side in (q_offsets, k_offsets))
-    padding = [_padding(keys, group.len_k) for keys, group in zip(lengths_k, groups, strict=True)]
-    return Plan(
-        [group._replace(padding=mask) for group, mask in zip(groups, padding, strict=True)],
-        Side(starts_q, lengths_q, int(all_q.max(initial=0))),
-        Side(starts_k, lengths_k, int(all_k.max(initial=0))),
-    )
+    stops = np.cumsum([group.batch for group in groups], dtype=np.int64).tolist()
+    for i, (group, stop) in enumerate(zip(groups, stops, strict=True)):
+        padding = _padding(lengths[1, stop - group.batch : stop], group.len_k)
+        groups[i] = group._replace(padding=padding)
+    q = Side(q_offsets[:-1][order], lengths[0], [(group.batch, group.len_q) for group in groups])
+    if q_bytes == k_bytes:
+        return Plan(groups, q, q)
+    return Plan(groups, q, Side(k_offsets[:-1][order], lengths[1], [(group.batch, group.len_k) for group in groups]))
+
+
+def _split(batch: int, len_q: int, len_k: int) -> list[Group]:
+    """Groups of at most `GROUP_TOKENS` tokens for `batch` sequences of equal lengths."""
+    step = max(1, GROUP_TOKENS // max(1, len_q, len_k))
+    return [Group(min(step, batch - first), len_q, len_k, None) for first in range(0, batch, step)]
 
 
 def _joined(exact: list[Group], join_pairs: int, positional: bool) -> list[Group]:
@@ -128,7 +138,8 @@ def _joined(exact: list[Group], join_pairs: int, positional: bool) -> list[Group
         added = batch * len_q * len_k - sum(part.batch * part.len_q * part.len_k for part in (last, group))
         alike = bool(last.len_q) == bool(group.len_q) and bool(last.len_k) == bool(group.len_k)
         aligned = not positional or last.len_k - last.len_q == group.len_k - group.len_q
-        if joined and alike and aligned and added <= join_pairs:
+        small = batch * max(len_q, len_k) <= GROUP_TOKENS
+        if joined and alike and aligned and small and added <= join_pairs:
             joined[-1] = Group(batch, len_q, len_k, None)
         else:
             joined.append(group)
@@ -142,13 +153,27 @@ def _padding(lengths: Ints, longest: int) -> Tensor | None:
     return torch.from_numpy(np.where(missing, np.float32(-np.inf), np.float32(0)))
 
 
-def _part(starts: Ints, lengths: Ints, heads: int) -> Part:
-    step = np.arange(lengths.max())
-    pad = np.broadcast_to((step >= lengths[:, None])[:, None], (len(starts), heads, len(step))).reshape(-1)
-    token = starts[:, None] + np.where(step < lengths[:, None], step, 0)
-    index = (token[:, None] * heads + np.arange(heads)[:, None]).reshape(-1)
-    source = torch.from_numpy(index)
-    if not pad.any():
-        return Part(len(starts) * heads, len(step), source, source, None, None)
-    places = index[~pad], np.flatnonzero(~pad), np.flatnonzero(pad)
-    return Part(len(starts) * heads, len(step), source, *(torch.from_numpy(x) for x in places))
+def _parts(side: Side, heads: int) -> list[Part]:
+    batches, longest = np.array(side.shapes, np.int64).reshape(-1, 2).T
+    runs = np.repeat(np.repeat(longest, batches), heads)  # places of each (sequence, head)
+    step = np.arange(runs.sum()) - np.repeat(np.cumsum(runs) - runs, runs)
+    pad = step >= np.repeat(np.repeat(side.lengths, heads), runs)
+    first = np.repeat(side.starts, heads) * heads + np.tile(np.arange(heads), len(side.starts))
+    source = np.repeat(first, runs) + np.where(pad, 0, step) * heads
+    places = batches * longest * heads
+    place = np.arange(len(source)) - np.repeat(np.cumsum(places) - places, places)
+    tokens = np.diff(np.concatenate(([0], np.cumsum(side.lengths)))[np.cumsum(batches)], prepend=0) * heads
+    columns = (
+        _pieces(source, places),
+        _pieces(source[~pad], tokens),
+        _pieces(place[~pad], tokens),
+        _pieces(place[pad], places - tokens),
+    )
+    return [
+        Part(batch * heads, length, *(row if len(row[3]) else (row[0], row[0], None, None)))
+        for (batch, length), *row in zip(side.shapes, *columns, strict=True)
+    ]
+
+
+def _pieces(values: Ints, sizes: Ints) -> tuple[Tensor, ...]:
+    return torch.from_numpy(values).split(sizes.tolist())

@@ -121,9 +121,9 @@ def _prepare(
     dtype = compute_dtype(q.dtype)
     if bias is None:
         return plan, _Options(scale, causal, window, dtype, q.shape[1], None)
-    if bias.shape[1] < plan.q.longest or bias.shape[2] < plan.k.longest:
-        longest = f"the longest sequence, [{plan.q.longest}, {plan.k.longest}]"
-        raise ValueError(f"jagged_flash_attention: bias {list(bias.shape)} is short of {longest}")
+    longest = [plan.q.longest(), plan.k.longest()]
+    if bias.shape[1] < longest[0] or bias.shape[2] < longest[1]:
+        raise ValueError(f"jagged_flash_attention: bias {list(bias.shape)} is short of the longest sequence, {longest}")
     bias = bias.to(dtype)
     return plan, _Options(
         scale, causal, window, dtype, q.shape[1], bias, torch.zeros_like(bias) if needs_bias_grad else None
