@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.autograd import forward_ad
 
 
 def check(
@@ -22,7 +23,12 @@ def check(
     more: Sequence[str] = (),
     query: str = "q",
 ) -> None:
-    """Raises ValueError with every violation of the shared contract, and those in `more`; `query` is q's name."""
+    """Raises ValueError with every violation of the shared contract, and those in `more`; `query` is q's name.
+
+    NotImplementedError for forward-mode differentiation, whose tangents an op would drop in silence.
+    """
+    if any(forward_ad.unpack_dual(x).tangent is not None for x in (q, k, v)):
+        raise NotImplementedError(f"{op} has no forward-mode derivative")
     problems = [*_shape_problems({query: q, "k": k, "v": v}), *more]
     for name, tensor in offsets.items():
         if tensor.dtype != torch.int64 or tensor.dim() != 1 or tensor.shape[0] < 1:

@@ -15,8 +15,8 @@ def pooled_attention(
     """Arguments and result as in op.py; any dtype and device, differentiable any number of times."""
     scale = seeds.shape[-1] ** -0.5 if scale is None else scale
     k, v = expand_heads(k, seeds.shape[1]), expand_heads(v, seeds.shape[1])
-    outputs = []
+    outputs = [seeds[None][:0]]
     for start, stop in zip(k_offsets[:-1].tolist(), k_offsets[1:].tolist(), strict=True):
         weights = (torch.einsum("shd,khd->hsk", seeds, k[start:stop]) * scale).softmax(-1)
-        outputs.append(torch.einsum("hsk,khd->shd", weights, v[start:stop]))
-    return torch.stack(outputs) if outputs else seeds.new_zeros(0, *seeds.shape)
+        outputs.append(torch.einsum("hsk,khd->shd", weights, v[start:stop])[None])
+    return torch.cat(outputs)
