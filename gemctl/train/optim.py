@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from gemctl.config.schema import DenseOptimConfig
 
-
 DECAY_FLOOR = 0.05  # of the full learning rate
 
 
