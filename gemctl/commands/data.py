@@ -1,7 +1,7 @@
 """`gemctl data`: make training data, and find out what is in it.
 
 gemctl data synth data/synthetic --rows 1000000
-gemctl data import shared/data/ml-100k data/ml100k
+gemctl data import ml-100k data/ml100k
 gemctl data spec clicks.parquet -o spec.yaml
 """
 
