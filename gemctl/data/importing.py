@@ -1,6 +1,6 @@
 """Raw logs → training Parquet: split by time, histories and running means from strictly earlier rows, and the spec.
 
-    gemctl data import shared/data/ml-100k data/ml100k
+    gemctl data import ml-100k data/ml100k
 
 Writes train, valid and test Parquet (80/10/10 in order of time), `spec.yaml` and `vocabularies.json` (the token of
 each table row). Nothing of a row comes from a row of the same time or later: ties are not history. Vocabularies and

@@ -32,7 +32,7 @@ labels: [{name: click}]
 
 
 @pytest.fixture
-def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with the files that data=ml100k names."""
     names = yaml.safe_load((CONFIGS / "data/ml100k.yaml").read_text(encoding="utf-8"))
     (tmp_path / names["spec"]).parent.mkdir(parents=True)
@@ -92,13 +92,13 @@ def fuzz(count: int, seed: int) -> Counter[str]:
     return seen
 
 
-def test_the_schema_says_what_is_valid_on_200_lines(workplace: Path) -> None:
+def test_the_schema_says_what_is_valid_on_200_lines(folder: Path) -> None:
     assert fuzz(200, seed=1)["valid"] >= 100
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)  # 35 s of one free core
-def test_the_schema_says_what_is_valid_on_2000_lines(workplace: Path) -> None:
+def test_the_schema_says_what_is_valid_on_2000_lines(folder: Path) -> None:
     seen = fuzz(2000, seed=2)
     assert seen["valid"] >= 1000
     for kind in ("key", "group", "form", "twice", "choice", "value", "type", "range"):
@@ -107,7 +107,7 @@ def test_the_schema_says_what_is_valid_on_2000_lines(workplace: Path) -> None:
 
 
 @pytest.mark.slow
-def test_as_processes_of_their_own(workplace: Path) -> None:
+def test_as_processes_of_their_own(folder: Path) -> None:
     generator = Generator(seed=3)
     seen: Counter[str] = Counter()
     for number in range(20):
