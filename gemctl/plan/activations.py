@@ -4,17 +4,20 @@ An estimate from the model's formulas: every input of a matrix product, a norm, 
 once; kernels recompute their scores. A test compares it with what autograd saves.
 """
 
+from gemctl.specs.count import RECENCY_FEATURES
 from gemctl.specs.data import FeatureSpec
 from gemctl.specs.model import ModelConfig
 
-RECENCY = 6  # age and place features of an event (gemctl/model/tokens.py)
 NORM = 2  # mean and deviation of a normalised vector
 
 
 def activation_floats(model: ModelConfig, spec: FeatureSpec) -> tuple[dict[str, int], int]:
     """(values kept per event, by sequence; values kept per row)."""
     events = {
-        sequence.name: len(sequence.ids) * model.dim + len(sequence.floats) + RECENCY + model.layers * _event(model)
+        sequence.name: len(sequence.ids) * model.dim
+        + len(sequence.floats)
+        + RECENCY_FEATURES
+        + model.layers * _event(model)
         for sequence in spec.sequences
     }
     tokens = len(spec.categorical) + bool(spec.dense) + bool(spec.domain)

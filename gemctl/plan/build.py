@@ -22,11 +22,10 @@ from gemctl.plan.classes import RankClasses, rank_classes
 from gemctl.plan.data_facts import DataFacts, data_facts
 from gemctl.plan.dense import Unit, units
 from gemctl.plan.fit import Fit, Memory, cluster_memory, explain, judge, nearest_change, needs
-from gemctl.plan.inventory import dense_parameters
 from gemctl.plan.memory import Inputs, MemoryObject, memory_objects
 from gemctl.plan.tables import TablePlan, place
 from gemctl.plan.traffic import Traffic, traffic
-from gemctl.specs.count import step_flops
+from gemctl.specs.count import dense_parameters, step_flops
 from gemctl.specs.data import FeatureSpec
 
 FORMAT = 1

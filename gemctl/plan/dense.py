@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-Shape = tuple[int, ...]
+from gemctl.specs.count import Shape
+
 UNIT_PARAMETERS = 1 << 20
 """A block below this many parameters costs more as a collective of its own than it saves in memory."""
 

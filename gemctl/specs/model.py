@@ -7,6 +7,9 @@ from pydantic import Field
 
 from gemctl.specs.limits import FORBID, Size
 
+BLOCK_SIZE = 64
+"""Events of a block of block_attention, as published."""
+
 
 @dataclass
 class WukongSpec:

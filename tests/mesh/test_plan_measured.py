@@ -17,7 +17,7 @@ from gemctl.model.gem import GemModel
 from gemctl.parallel.assemble import assemble
 from gemctl.plan.build import Plan, build
 from gemctl.plan.classes import by_rank
-from gemctl.plan.inventory import dense_parameters
+from gemctl.specs.count import dense_parameters
 from gemctl.specs.data import CategoricalSpec, TableSpec
 from gemctl.train.ledger import Ledger
 from gemctl.train.optim import DenseOptimizer
