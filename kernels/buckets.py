@@ -8,9 +8,7 @@ small ones do not fall apart into a call for each sequence.
 A plan depends on the offsets alone and is kept for the other ops and the backward of the same step (by content:
 nobody has to promise that a tensor was not changed).
 
-    python -c "
-    import torch; from gemctl.kernels.buckets import plan
-    print(plan(torch.tensor([0, 2, 5, 7]), torch.tensor([0, 2, 5, 7]), 100, False).groups)"
+    python -c "import torch, gemctl.kernels.buckets as b; x = torch.tensor([0, 2, 5, 7]); print(b.plan(x, x, 9, False))"
 """
 
 from dataclasses import dataclass, field
@@ -22,22 +20,26 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gemctl.kernels.visibility import CALL_SCORES
+
 Ints = NDArray[np.int64]
 
 GROUP_TOKENS = 4096  # of queries or keys, so that a group's tensors stay in the cache
-JOIN_SCORES = 2048  # forward and backward of so many scores take some 30 µs on one core, a saved call saves 60 to 100
+JOIN_SCORES = CALL_SCORES // 6  # padding at a sixth of what the saved call costs, so that it stays rare
 
 
 class Group(NamedTuple):
     """`batch` sequences of at most `len_q` queries and `len_k` keys; either may be 0, then for all of them.
 
-    `padding` float32 [batch, 1, 1, len_k] is −inf where a sequence has no such key, else 0; None where all have all.
+    `shortest_k`: the fewest keys of one. `padding`: None where all have len_k keys, else float32 [batch, 1, 1, len_k]
+    to add to the scores, −inf where a sequence has no such key.
     """
 
     batch: int
     len_q: int
     len_k: int
-    padding: Tensor | None
+    shortest_k: int
+    padding: Tensor | None = None
 
 
 class Part(NamedTuple):
@@ -115,8 +117,8 @@ def _plan(q_bytes: bytes, k_bytes: bytes, join_pairs: int, positional: bool) -> 
     groups = _joined(exact, join_pairs, positional)
     stops = np.cumsum([group.batch for group in groups], dtype=np.int64).tolist()
     for i, (group, stop) in enumerate(zip(groups, stops, strict=True)):
-        padding = _padding(lengths[1, stop - group.batch : stop], group.len_k)
-        groups[i] = group._replace(padding=padding)
+        if group.shortest_k < group.len_k:
+            groups[i] = group._replace(padding=_padding(lengths[1, stop - group.batch : stop], group.len_k))
     q = Side(q_offsets[:-1][order], lengths[0], [(group.batch, group.len_q) for group in groups])
     if q_bytes == k_bytes:
         return Plan(groups, q, q)
@@ -126,7 +128,7 @@ def _plan(q_bytes: bytes, k_bytes: bytes, join_pairs: int, positional: bool) -> 
 def _split(batch: int, len_q: int, len_k: int) -> list[Group]:
     """Groups of at most `GROUP_TOKENS` tokens for `batch` sequences of equal lengths."""
     step = max(1, GROUP_TOKENS // max(1, len_q, len_k))
-    return [Group(min(step, batch - first), len_q, len_k, None) for first in range(0, batch, step)]
+    return [Group(min(step, batch - first), len_q, len_k, len_k) for first in range(0, batch, step)]
 
 
 def _joined(exact: list[Group], join_pairs: int, positional: bool) -> list[Group]:
@@ -140,15 +142,13 @@ def _joined(exact: list[Group], join_pairs: int, positional: bool) -> list[Group
         aligned = not positional or last.len_k - last.len_q == group.len_k - group.len_q
         small = batch * max(len_q, len_k) <= GROUP_TOKENS
         if joined and alike and aligned and small and added <= join_pairs:
-            joined[-1] = Group(batch, len_q, len_k, None)
+            joined[-1] = Group(batch, len_q, len_k, min(last.shortest_k, group.shortest_k))
         else:
             joined.append(group)
     return joined
 
 
-def _padding(lengths: Ints, longest: int) -> Tensor | None:
-    if (lengths == longest).all():
-        return None
+def _padding(lengths: Ints, longest: int) -> Tensor:
     missing = np.arange(longest) >= lengths[:, None, None, None]
     return torch.from_numpy(np.where(missing, np.float32(-np.inf), np.float32(0)))
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from gemctl.kernels import buckets
 from gemctl.kernels.gdpa.activation import ACTIVATIONS, LEAKY_SLOPE, Activation
 from gemctl.kernels.jagged import check_offsets, compute_dtype, expand_heads, reduce_heads
-from gemctl.kernels.visibility import Tile, tile_mask, tiles
+from gemctl.kernels.visibility import Tile, tile_hidden, tiles
 
 SCORES = 1 << 16  # float32: 256 KiB
 MIN_ROWS = 32  # of a piece, however long the keys: products of fewer rows are slow
@@ -151,9 +151,8 @@ def _scaled(x: Tensor, scale: float) -> Tensor:
 def _pieces(group: buckets.Group, heads: int, causal: bool, window: int | None) -> Iterator[_Piece]:
     """A group's visible pairs in pieces of at most `SCORES` scores (or one matrix of `MIN_ROWS` rows)."""
     len_q, len_k, matrices = group.len_q, group.len_k, group.batch * heads
-    for tile in tiles(len_q, len_k, causal, window, max(MIN_ROWS, SCORES // max(1, len_k))):
-        mask = tile_mask(tile, len_q, len_k, causal, window)
-        hidden = None if mask is None else ~mask
+    for tile in tiles(len_q, len_k, causal, window, matrices, max(MIN_ROWS, SCORES // max(1, len_k))):
+        hidden = tile_hidden(tile, len_q, len_k, causal, window)
         step = max(1, SCORES // ((tile.row1 - tile.row0) * (tile.key1 - tile.key0)))
         for first in range(0, matrices, step):
             yield _Piece(first, min(first + step, matrices), tile, hidden)

@@ -14,7 +14,7 @@ from torch import Tensor
 from gemctl.kernels import buckets
 from gemctl.kernels.fused import fused, fused_backward, gather, scatter
 from gemctl.kernels.jagged import check_offsets, compute_dtype
-from gemctl.kernels.visibility import Tile, tile_mask, tiles
+from gemctl.kernels.visibility import Tile, tile_hidden, tiles
 
 _Three = tuple[Tensor, Tensor, Tensor]
 
@@ -172,22 +172,19 @@ def _calls(group: buckets.Group, options: _Options) -> list[_Call]:
         # The kernel's own causal rule (top left) is ours for squares, and it skips the hidden blocks itself. No real
         # query sees a padded key: those come later than all of its own.
         return [_Call(len_q - len_k, len_q, 0, len_k, True, None)]
-    max_rows = None
-    if options.bias_grad is not None:
-        max_rows = max(1, BIAS_SCORES // (group.batch * options.heads * len_k))
+    matrices = group.batch * options.heads
+    max_rows = None if options.bias_grad is None else max(1, BIAS_SCORES // (matrices * len_k))
     return [
         _Call(tile.row0, tile.row1, tile.key0, tile.key1, False, _mask(group, tile, options))
-        for tile in tiles(len_q, len_k, causal, window, max_rows)
+        for tile in tiles(len_q, len_k, causal, window, matrices, max_rows)
     ]
 
 
 def _mask(group: buckets.Group, tile: Tile, options: _Options) -> Tensor | None:
     """What is added to a tile's scores, 2-D or 4-D: the bias, −inf where a key is hidden or padding."""
-    mask = None
-    seen = tile_mask(tile, group.len_q, group.len_k, options.causal, options.window)
-    if seen is not None:
-        mask = torch.zeros(seen.shape, dtype=options.dtype).masked_fill_(~seen, -torch.inf)
-    if group.padding is not None and not options.causal:
+    hidden = tile_hidden(tile, group.len_q, group.len_k, options.causal, options.window, added=True)
+    mask = None if hidden is None else hidden.to(options.dtype)
+    if group.padding is not None and tile.key1 > group.shortest_k and not options.causal:
         padding = group.padding[..., tile.key0 : tile.key1].to(options.dtype)
         mask = padding if mask is None else mask + padding
     if options.bias is not None:
