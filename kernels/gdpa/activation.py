@@ -3,7 +3,7 @@
 `gelu_approx` is the tanh form. `fast_gelu` is the same function, but a backend may use the hardware's approximate
 tanh for it. Kernel variants of one function (bfloat16 tanh, Taylor series, fast sigmoid) are no functions of their own.
 
-    python -c "import torch, gemctl.kernels.gdpa.activation as a; print(a.ACTIVATIONS['silu'](torch.tensor([-1.0, 0.0])))"
+    python -c "import torch, gemctl.kernels.gdpa.activation as a; print(a.ACTIVATIONS['silu'](torch.ones(1)))"
 """
 
 from collections.abc import Callable
