@@ -9,10 +9,11 @@ such keys and values is the two-layer network act(S W₁(x)) W₂(x) whose weigh
 import torch
 from torch import Tensor, nn
 
+from gemctl.kernels.block_attention.op import block_attention
 from gemctl.kernels.gdpa.op import gdpa
 from gemctl.kernels.jagged_flash_attention.op import jagged_flash_attention
 from gemctl.model.layers import TokenLinear, layer_norm
-from gemctl.specs.model import SequenceBlockSpec
+from gemctl.specs.model import BLOCK_SIZE, SequenceBlockSpec
 
 
 class PersonalisedFFN(nn.Module):
@@ -45,17 +46,22 @@ class PersonalisedFFN(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Multi-head softmax attention of the events of a row among themselves, [ΣL, dim] → [ΣL, dim]."""
+    """Multi-head softmax attention of a row's events, [ΣL, dim] → [ΣL, dim]: all, within ±window, or in blocks."""
 
-    def __init__(self, dim: int, heads: int) -> None:
+    def __init__(self, spec: SequenceBlockSpec, dim: int, heads: int) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.window = heads, spec.window
+        self.blocks = spec.attention == "block_attention"
         self.queries_keys_values = nn.Linear(dim, 3 * dim, bias=False)
         self.output = nn.Linear(dim, dim, bias=False)
 
     def forward(self, s: Tensor, offsets: Tensor, max_length: int) -> Tensor:
         q, k, v = self.queries_keys_values(layer_norm(s)).unflatten(1, (3, self.heads, -1)).unbind(1)
-        return self.output(jagged_flash_attention(q, k, v, offsets, offsets, max_length, max_length).flatten(1))
+        if self.blocks:
+            seen = block_attention(q, k, v, offsets, max_length, block_size=BLOCK_SIZE)
+        else:
+            seen = jagged_flash_attention(q, k, v, offsets, offsets, max_length, max_length, window=self.window)
+        return self.output(seen.flatten(1))
 
 
 class SequenceBlock(nn.Module):
@@ -64,7 +70,7 @@ class SequenceBlock(nn.Module):
     def __init__(self, spec: SequenceBlockSpec, tokens: int, dim: int, heads: int) -> None:
         super().__init__()
         self.ffn = PersonalisedFFN(spec, tokens, dim, heads)
-        self.attention = SelfAttention(dim, heads)
+        self.attention = SelfAttention(spec, dim, heads)
 
     def forward(self, s: Tensor, x_BND: Tensor, offsets: Tensor, max_length: int) -> Tensor:
         s = s + self.ffn(s, x_BND, offsets, max_length)
