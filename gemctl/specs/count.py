@@ -1,6 +1,8 @@
 """What a model has and costs, torch-free: every parameter's name and shape, and the useful FLOPs of a batch.
 
-    python -c "from gemctl.specs.count import parameters; help(parameters)"
+    from gemctl.specs.count import parameters, step_flops
+    parameters(ModelConfig(), spec)                                     # [("tables.pooled…", (rows, dim)), …]
+    step_flops(ModelConfig(), spec, 2, {"history": np.array([5, 0])})   # FLOPs of a step over two rows
 
 Useful FLOPs are those of matrix products and of the attention family (gemctl/specs/flops.py): forward once, backward
 twice, at the real lengths. Lookups, norms, activations and recomputed work count nothing. `FlopCounterMode` sees the
@@ -119,11 +121,8 @@ def _weights(model: ModelConfig, spec: FeatureSpec) -> list[Weight]:
 def _sequence(model: ModelConfig, name: str, layer: str, tokens: int) -> list[Weight]:
     """A layer's sequence block and summary."""
     dim, seeds, block, over = model.dim, model.summary.seeds, model.sequence, _events(name)
-    ffn, attention, summary = (
-        f"{layer}.sequence.{name}.ffn",
-        f"{layer}.sequence.{name}.attention",
-        f"{layer}.summary.{name}",
-    )
+    ffn, attention = (f"{layer}.sequence.{name}.{part}" for part in ("ffn", "attention"))
+    summary = f"{layer}.summary.{name}"
     return [
         Weight(ffn, "compression.weight", (block.weight_tokens, tokens), COLUMNS),
         *_linear(ffn, "keys_values", block.weight_tokens * dim, 2 * block.ffn_hidden * dim, ROWS),
