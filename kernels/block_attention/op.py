@@ -1,10 +1,12 @@
 """`block_attention`: softmax attention within blocks of jagged sequences, as a torch.library op.
 
-import torch
-from gemctl.kernels.block_attention.op import block_attention
-offsets = torch.tensor([0, 100, 100, 130])
-q = torch.randn(130, 2, 16, requires_grad=True)
-block_attention(q, q, q, offsets, 100).sum().backward()  # blocks of 64 and 36, and of 30 tokens
+Memory-bound on GPUs; a block's queries need one block of keys, so nothing is kept between blocks.
+
+    import torch
+    from gemctl.kernels.block_attention.op import block_attention
+    offsets = torch.tensor([0, 100, 100, 130])
+    q = torch.randn(130, 2, 16, requires_grad=True)
+    block_attention(q, q, q, offsets, 100).sum().backward()  # blocks of 64 and 36, and of 30 tokens
 """
 
 from typing import Any

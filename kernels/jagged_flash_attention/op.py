@@ -1,10 +1,12 @@
 """`jagged_flash_attention`: softmax attention of jagged sequences, as a torch.library op.
 
-import torch
-from gemctl.kernels.jagged_flash_attention.op import jagged_flash_attention
-offsets = torch.tensor([0, 3, 3, 8])  # three sequences of 3, 0 and 5 tokens
-q = torch.randn(8, 2, 16, requires_grad=True)
-jagged_flash_attention(q, q, q, offsets, offsets, 5, 5, causal=True).sum().backward()
+For events over their own history (full, causal or windowed) and for other queries over it.
+
+    import torch
+    from gemctl.kernels.jagged_flash_attention.op import jagged_flash_attention
+    offsets = torch.tensor([0, 3, 3, 8])  # three sequences of 3, 0 and 5 tokens
+    q = torch.randn(8, 2, 16, requires_grad=True)
+    jagged_flash_attention(q, q, q, offsets, offsets, 5, 5, causal=True).sum().backward()
 """
 
 from typing import Any

@@ -1,10 +1,12 @@
 """`pooled_attention`: shared seeds attend over each jagged sequence (PMA, HSP), as a torch.library op.
 
-import torch
-from gemctl.kernels.pooled_attention.op import pooled_attention
-offsets = torch.tensor([0, 3, 3, 8])
-seeds, k = torch.randn(4, 2, 16, requires_grad=True), torch.randn(8, 2, 16)
-pooled_attention(seeds, k, k, offsets, 5).shape  # [3, 4, 2, 16]; row 1 is empty, so zeros
+A summary of fixed size from a history of any length, learned seeds as queries.
+
+    import torch
+    from gemctl.kernels.pooled_attention.op import pooled_attention
+    offsets = torch.tensor([0, 3, 3, 8])
+    seeds, k = torch.randn(4, 2, 16, requires_grad=True), torch.randn(8, 2, 16)
+    pooled_attention(seeds, k, k, offsets, 5).shape  # [3, 4, 2, 16]; row 1 is empty, so zeros
 """
 
 from typing import Any
