@@ -16,7 +16,7 @@ from pyarrow import types as pt
 from gemctl.data.describe import Column, as_times, describe
 from gemctl.data.parquet import ParquetSource, find_files, open_file
 from gemctl.errors import InputError
-from gemctl.specs.feature_spec import parse, scalar
+from gemctl.specs.feature_spec import TAKEN, parse, scalar
 
 
 def _words(words: str, end: bool = False) -> re.Pattern[str]:
@@ -147,6 +147,7 @@ def _sequences(guess: _Guess, columns: list[Column], time: Column | None) -> lis
             continue
         left = [c for c in left if not any(c is member for member in members)]
         name = re.sub(r"\W", "_", re.sub(rf"_?{_TIME.pattern}", "", clock.name, flags=re.I)).strip("_") or "history"
+        name = _free(name, "events")
         guess.sequences += [
             f"  - name: {scalar(name)}",
             f"    timestamps: {scalar(clock.name)}  # earlier than their row in all rows seen; {clock.seen()}",
@@ -220,9 +221,10 @@ def _table(guess: _Guess, column: Column, sequence: bool) -> str:
     name = _stem(column.name)
     if column.many and not sequence and name in guess.sequence_tables:
         name += "_bag"  # a pooled feature and a sequence can't share one
+    name = _free(name, "id")
     members = guess.tables.setdefault(name, [])
     if members and members[0].text != column.text:
-        name = re.sub(r"\W", "_", column.name)
+        name = _free(re.sub(r"\W", "_", column.name), "id")
         members = guess.tables.setdefault(name, [])
     members.append(column)
     if sequence:
@@ -234,6 +236,11 @@ def _stem(name: str) -> str:
     stem = re.sub(rf"^{_HISTORY}_|_{_HISTORY}$", "", name, flags=re.I)
     stem = re.sub(r"(_ids?|(?<!s)s)$", "", stem, flags=re.I)
     return re.sub(r"\W", "_", stem) or name
+
+
+def _free(name: str, kind: str) -> str:
+    """A name for a table or sequence, with `kind` behind it where a spec refuses it as it is."""
+    return f"{name}_{kind}" if name in TAKEN else name
 
 
 def _entry(column: str, name: str | None = None) -> str:

@@ -27,6 +27,7 @@ from gemctl.plan.tables import TablePlan, place
 from gemctl.plan.traffic import Traffic, traffic
 from gemctl.specs.count import dense_parameters, step_flops
 from gemctl.specs.data import FeatureSpec
+from gemctl.specs.model import contradictions
 
 FORMAT = 1
 MOST, MOST_OF_A_RANK = 1 << 58, 1 << 45
@@ -85,6 +86,8 @@ def build(config: Config, spec: FeatureSpec, host: Host | None = None) -> Plan:
     Raises InputError with all violations, and DoesNotFit for numbers beyond any machine. A plan that does not fit is
     still a plan: `check_fits` refuses it.
     """
+    if problems := contradictions(config.model):
+        raise InputError(problems)
     facts = data_facts(config.data, spec)
     given = _inputs(config, spec, facts)
     objects = _countable(memory_objects(given))

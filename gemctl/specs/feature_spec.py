@@ -22,6 +22,18 @@ from gemctl.specs.yaml_file import KeyPath, YamlFile, dotted
 
 Named = list[tuple[KeyPath, str]]
 
+_MEMBERS = """
+T_destination add_module apply bfloat16 buffers call_super_init children clear compile cpu cuda double dump_patches eval
+extra_repr float forward get_buffer get_extra_state get_parameter get_submodule half ipu items keys load_state_dict
+modules mtia named_buffers named_children named_modules named_parameters parameters pop register_backward_hook
+register_buffer register_forward_hook register_forward_pre_hook register_full_backward_hook
+register_full_backward_pre_hook register_load_state_dict_post_hook register_load_state_dict_pre_hook register_module
+register_parameter register_state_dict_post_hook register_state_dict_pre_hook requires_grad_ set_extra_state
+set_submodule share_memory state_dict to to_empty train training type update values xpu zero_grad
+"""
+TAKEN = frozenset(_MEMBERS.split())
+"""Members of PyTorch's modules: tables and sequences become members, too, so they need other names."""
+
 
 def load(path: str | Path) -> FeatureSpec:
     """The spec in `path` (a file or any fsspec URL). Raises InputError with all problems."""
@@ -109,6 +121,7 @@ def _cross_checks(spec: FeatureSpec) -> Iterable[tuple[KeyPath, str]]:
     singles: Named = [(("categorical", i), feature.name) for i, feature in enumerate(spec.categorical)]
     singles += [(("dense", i), feature.name) for i, feature in enumerate(spec.dense)]
     yield from _unique("feature", singles)
+    yield from _taken(spec)
     for i, sequence in enumerate(spec.sequences):
         inner: Named = [(("sequences", i, "ids", j), feature.name) for j, feature in enumerate(sequence.ids)]
         inner += [(("sequences", i, "floats", j), feature.name) for j, feature in enumerate(sequence.floats)]
@@ -118,6 +131,8 @@ def _cross_checks(spec: FeatureSpec) -> Iterable[tuple[KeyPath, str]]:
         yield ("labels",), "labels: at least one task is needed"
     if not (spec.categorical or spec.dense or spec.sequences):
         yield (), "no feature: name some under categorical, dense or sequences"
+    elif not (spec.categorical or spec.dense or spec.domain):
+        yield (), "no feature besides the sequences: name the candidate, say, under categorical, dense or domain"
     if spec.sequences and spec.timestamp is None:
         yield ("sequences",), "timestamp: this key is needed (the row's time) because there are sequences"
     for i, label in enumerate(spec.labels):
@@ -135,6 +150,13 @@ def _unique(kind: str, named: Named) -> Iterable[tuple[KeyPath, str]]:
         elif count[name] > 1 and name in seen:
             yield path, f"{dotted(path)}.name: {name!r}: a {kind} of this name exists already"
         seen.add(name)
+
+
+def _taken(spec: FeatureSpec) -> Iterable[tuple[KeyPath, str]]:
+    for key, named in {"tables": spec.tables, "sequences": spec.sequences}.items():
+        for i, name in enumerate(item.name for item in named):  # type: ignore[attr-defined]
+            if name in TAKEN:
+                yield (key, i), f"{key}.{i}.name: {name!r} means something else in PyTorch: try {name + '_ids'!r}"
 
 
 def _table_checks(spec: FeatureSpec) -> Iterable[tuple[KeyPath, str]]:

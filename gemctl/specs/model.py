@@ -67,3 +67,14 @@ class ModelConfig:
         default_factory=lambda: [64]
     )
     dropout: Annotated[float, Field(ge=0, lt=1, description="share of activations dropped in training")] = 0.0
+
+
+def contradictions(model: ModelConfig) -> list[str]:
+    """What no single key shows, as problems: values that do not fit each other."""
+    problems = []
+    if model.dim % model.heads:
+        problems.append(f"model.heads is {model.heads}, which does not divide model.dim = {model.dim}")
+    if model.sequence.attention == "block_attention" and model.sequence.window is not None:
+        window = f"model.sequence.window is {model.sequence.window}"
+        problems.append(f"{window}, but block_attention has no window: set it to null, or use jagged_flash_attention")
+    return problems

@@ -4,7 +4,8 @@ The oracle sees a line's structure, not its text: it composes the group files by
 and asks the `jsonschema` package. It shares no code with gemctl's composer.
 
 Outside of the JSON Schema, and so kept legal here: products and divisors of the topology, table names, files that must
-exist, what trains on this machine. Keys of these (UNFREE) are set to legal values only; their names are edited freely.
+exist, what trains on this machine, divisors and windows of the model. Keys of these (UNFREE) are set to legal values
+only; their names are edited freely.
 """
 
 import copy
@@ -31,7 +32,10 @@ TOPOLOGIES: list[dict[str, Any]] = [
     {"topology.dp_replicate": "auto", "topology.dp_shard": 4, "topology.ep": 1, "topology.mp_replicate": 1},
     {"topology.tables": {"user": "table_wise"}, "topology.table_sharding": "row_wise"},
 ]
-UNFREE = ("topology.", "launcher.", "data.spec", "data.train", "data.eval", "data.synthetic", "cluster.", "model.heads")
+UNFREE = (
+    *("topology.", "launcher.", "data.spec", "data.train", "data.eval", "data.synthetic", "cluster."),
+    *("model.heads", "model.sequence.window"),
+)
 CHOICES = {  # experiment=ml100k and data=ml100k read files that the test writes
     "experiment": ["synthetic", "ml100k"],
     "data": ["synthetic", "ml100k"],

@@ -73,6 +73,8 @@ def test_a_key_set_twice_is_refused() -> None:
         ("  - {name: click}", "  []", "labels: at least one task is needed"),
         ("[{name: item, table: item, column: clicked}]", "[]", "sequences.0.ids: at least one id feature is needed"),
         ("name: tags", "name: a.b", "'.' and '/' are not allowed in names"),
+        ("name: clicks", "name: items", "s.yaml:10: sequences.0.name: 'items' means something else in PyTorch"),
+        ("name: tag, rows", "name: type, rows", "s.yaml:5: tables.1.name: 'type' means something else in PyTorch"),
     ],
 )
 def test_cross_checks(old: str, new: str, expected: str) -> None:
@@ -93,6 +95,15 @@ def test_what_is_no_spec_is_one_clear_problem(text: str, expected: str) -> None:
     found = problems(text)
     assert len(found) == 1
     assert found[0].startswith(expected)
+
+
+def test_sequences_alone_are_refused() -> None:
+    start, stop = GOOD.index("categorical:"), GOOD.index("sequences:")
+    text = (GOOD[:start] + GOOD[stop:]).replace("  - {name: tag, rows: 10, ids: hash}\n", "")
+    assert problems(text) == [
+        "s.yaml:1: no feature besides the sequences: name the candidate, say, under categorical, dense or domain"
+    ]
+    assert parse(text + "domain: {column: surface, count: 2}\n", "s.yaml").domain
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from gemctl.plan.fit import USABLE
 from gemctl.plan.memory import run_lengths
 from gemctl.render.plan import plan as render
 from gemctl.specs.data import TableSpec
-from gemctl.specs.model import ModelConfig
+from gemctl.specs.model import ModelConfig, SequenceBlockSpec
 from tests.small import SPEC
 
 GIB = 1 << 30
@@ -153,6 +153,17 @@ def test_what_train_cannot_run_yet_is_plan_only() -> None:
     with pytest.raises(InputError, match=r"mp_replicate is 2: plan only"):
         check_trainable(plan)
     check_trainable(build(config_of(), SPEC))
+
+
+def test_a_model_that_contradicts_itself_is_refused_with_all_its_problems() -> None:
+    blocks = SequenceBlockSpec(attention="block_attention", window=3)
+    with pytest.raises(InputError) as error:
+        build(config_of(model=ModelConfig(dim=32, heads=3, sequence=blocks)), SPEC)
+    assert [problem.split(":")[0] for problem in error.value.problems] == [
+        "model.heads is 3, which does not divide model.dim = 32",
+        "model.sequence.window is 3, but block_attention has no window",
+    ]
+    build(config_of(model=ModelConfig(sequence=SequenceBlockSpec(window=3))), SPEC)
 
 
 def screen(plan: Plan) -> str:
