@@ -112,16 +112,7 @@ def gather(
     for feature in spec.categorical:
         if feature.table not in unpooled:
             categorical[feature.name] = pooled[feature.name][:rows]  # type: ignore[index]
-        elif feature.multi:
-            categorical[feature.name] = _sum(
-                sequence[feature.name].values(),  # type: ignore[index]
-                batch.categorical[feature.name].offsets,
-            )
-        else:
+        else:  # one id a row, so one embedding (the spec keeps multi-valued features off these tables)
             categorical[feature.name] = sequence[feature.name].values()  # type: ignore[index]
     names = [f"{s.name}.{feature.name}" for s in spec.sequences for feature in s.ids]
     return Embedded(categorical, {name: sequence[name].values() for name in names})  # type: ignore[index]
-
-
-def _sum(values: Tensor, offsets: Tensor) -> Tensor:
-    return torch.segment_reduce(values, "sum", offsets=offsets, initial=0.0)

@@ -99,6 +99,17 @@ def test_the_draft_trains_as_it_is(tmp_path: Path) -> None:
     assert batch.tokens() > 100
 
 
+def test_names_that_a_spec_refuses_get_another(tmp_path: Path) -> None:
+    """A table and a sequence can't be called like a member of PyTorch's modules; features and columns can."""
+    columns = shop()
+    columns["type"] = columns.pop("device")
+    columns["items_at"], columns["items_clicked"] = columns.pop("clicked_at"), columns.pop("clicked_item_ids")
+    spec = spec_of(write(tmp_path / "shop.parquet", columns))
+    assert {feature.name: feature.table for feature in spec.categorical}["type"] == "type_id"
+    assert "type_id" in [table.name for table in spec.tables]
+    assert [sequence.name for sequence in spec.sequences] == ["items_events"]
+
+
 def test_a_draft_is_not_written_over_a_spec(tmp_path: Path) -> None:
     path = write(tmp_path / "shop.parquet", shop())
     (tmp_path / "spec.yaml").write_text("mine")
