@@ -48,7 +48,7 @@ class DenseModel(nn.Module):
     def __init__(self, model: ModelConfig, spec: FeatureSpec) -> None:
         super().__init__()
         self.tokens = NonSequenceTokens(spec, model.dim)
-        self.events = nn.ModuleDict({s.name: EventEncoder(s, model.dim, 1.0) for s in spec.sequences})
+        self.events = nn.ModuleDict({s.name: EventEncoder(model, s) for s in spec.sequences})
         tokens = len(spec.categorical) + bool(spec.dense) + bool(spec.domain)
         self.layers = nn.ModuleList()
         for _ in range(model.layers):

@@ -39,8 +39,10 @@ def init_rules(model: nn.Module) -> dict[str, InitRule]:
 def _module_rules(module: nn.Module) -> dict[str, InitRule]:
     if isinstance(module, Tables):
         return {name: InitRule("uniform", module.init_bound) for name, _ in module.named_parameters()}
+    own = getattr(module, "init_rules", None)
+    if own is not None:
+        return own()
     if isinstance(module, nn.Linear):
         weight = {"weight": InitRule("uniform", module.in_features**-0.5)}
         return weight if module.bias is None else {**weight, "bias": InitRule("zeros")}
-    own = getattr(module, "init_rules", None)
-    return own() if own is not None else {}
+    return {}

@@ -29,6 +29,16 @@ class MLP(nn.Sequential):
         super().__init__(*layers, nn.Linear(widths[-1], outputs, bias=bias))
 
 
+class ZeroLinear(nn.Linear):
+    """Ends a residual branch. It starts at zero, so that every block starts as the identity and grows from there."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs, bias=False)
+
+    def init_rules(self) -> dict[str, InitRule]:
+        return {"weight": InitRule("zeros")}
+
+
 class TokenLinear(nn.Module):
     """Mixes tokens: [B, inputs, d] → [B, outputs, d], the same weights for every one of the d columns."""
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from gemctl.kernels.block_attention.op import block_attention
 from gemctl.kernels.gdpa.op import gdpa
 from gemctl.kernels.jagged_flash_attention.op import jagged_flash_attention
-from gemctl.model.layers import TokenLinear, layer_norm
+from gemctl.model.layers import TokenLinear, ZeroLinear, layer_norm
 from gemctl.specs.model import BLOCK_SIZE, SequenceBlockSpec
 
 
@@ -23,12 +23,13 @@ class PersonalisedFFN(nn.Module):
         super().__init__()
         self.heads, self.hidden = heads, spec.ffn_hidden
         self.compression = TokenLinear(tokens, spec.weight_tokens)
-        self.keys_values = nn.Linear(spec.weight_tokens * dim, 2 * spec.ffn_hidden * dim)
+        self.keys = nn.Linear(spec.weight_tokens * dim, spec.ffn_hidden * dim)
+        self.values = ZeroLinear(spec.weight_tokens * dim, spec.ffn_hidden * dim)
 
     def forward(self, s: Tensor, x_BND: Tensor, offsets: Tensor, max_length: int) -> Tensor:
         rows, width = len(x_BND), s.shape[1] // self.heads
-        keys_values = self.keys_values(self.compression(x_BND).flatten(1)).view(rows, 2, self.hidden, self.heads, width)
-        k, v = (keys_values[:, i].reshape(rows * self.hidden, self.heads, width) for i in range(2))
+        x_sum = self.compression(x_BND).flatten(1)
+        k, v = (make(x_sum).view(rows * self.hidden, self.heads, width) for make in (self.keys, self.values))
         k_offsets = torch.arange(rows + 1, device=offsets.device) * self.hidden
         q = layer_norm(s).view(-1, self.heads, width)
         return gdpa(
@@ -53,7 +54,7 @@ class SelfAttention(nn.Module):
         self.heads, self.window = heads, spec.window
         self.blocks = spec.attention == "block_attention"
         self.queries_keys_values = nn.Linear(dim, 3 * dim, bias=False)
-        self.output = nn.Linear(dim, dim, bias=False)
+        self.output = ZeroLinear(dim, dim)
 
     def forward(self, s: Tensor, offsets: Tensor, max_length: int) -> Tensor:
         q, k, v = self.queries_keys_values(layer_norm(s)).unflatten(1, (3, self.heads, -1)).unbind(1)

@@ -10,20 +10,21 @@ from gemctl.specs.model import SummarySpec
 
 
 class PooledAttention(nn.Module):
-    """PMA (InterFormer): learned seeds attend over a row's events, [ΣL, dim] → [B, seeds, dim]; zero if it has none."""
+    """PMA (InterFormer): learned seeds attend over a row's events, H = LN(MHA(seeds, LN(S) W, S)).
+
+    [ΣL, dim] → [B, seeds, dim], zero for a row without events. Values are the events as they are: a summary is a mean
+    of events in the candidate's space.
+    """
 
     def __init__(self, spec: SummarySpec, dim: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
         self.seeds = nn.Parameter(torch.empty(spec.seeds, dim))
-        self.keys_values = nn.Linear(dim, 2 * dim, bias=False)
-        self.output = nn.Linear(dim, dim, bias=False)
+        self.keys = nn.Linear(dim, dim, bias=False)
 
     def forward(self, s: Tensor, offsets: Tensor, max_length: int) -> Tensor:
-        rows, (seeds, dim) = len(offsets) - 1, self.seeds.shape
-        k, v = self.keys_values(layer_norm(s)).unflatten(1, (2, self.heads, -1)).unbind(1)
-        pooled = pooled_attention(self.seeds.view(seeds, self.heads, -1), k, v, offsets, max_length)
-        return self.output(pooled.view(rows, seeds, dim))
+        seeds, k, v = (x.unflatten(1, (self.heads, -1)) for x in (self.seeds, self.keys(layer_norm(s)), s))
+        return layer_norm(pooled_attention(seeds, k, v, offsets, max_length).flatten(2))
 
     def init_rules(self) -> dict[str, InitRule]:
         return {"seeds": InitRule("uniform", 1.0)}

@@ -6,12 +6,17 @@ from torch import Tensor, nn
 from gemctl.data.batch import Batch, EventSequence
 from gemctl.model.embeddings import Embedded
 from gemctl.model.init import InitRule
-from gemctl.model.layers import MLP
+from gemctl.model.layers import MLP, layer_norm
+from gemctl.specs.count import event_features
 from gemctl.specs.data import FeatureSpec, SequenceSpec
+from gemctl.specs.model import PLACE_SCALES, ModelConfig
 
 
 class NonSequenceTokens(nn.Module):
-    """One token per categorical feature, one for all dense features, one for the domain: [B, n, dim]."""
+    """One token per categorical feature, one for all dense features, one for the domain, normalised: [B, n, dim].
+
+    Normalised tokens of all kinds have one length, so no kind drowns the others' products in the interaction block.
+    """
 
     def __init__(self, spec: FeatureSpec, dim: int) -> None:
         super().__init__()
@@ -24,7 +29,7 @@ class NonSequenceTokens(nn.Module):
             tokens.append(self.dense(batch.dense))
         if self.domain is not None:
             tokens.append(self.domain(batch.domain))
-        return torch.stack(tokens, dim=1)
+        return layer_norm(torch.stack(tokens, dim=1))
 
 
 class DomainToken(nn.Module):
@@ -38,36 +43,37 @@ class DomainToken(nn.Module):
         return self.weight[domain]
 
     def init_rules(self) -> dict[str, InitRule]:
-        return {"weight": InitRule("uniform", 1.0)}
+        return {"weight": InitRule("uniform", self.weight.shape[1] ** -0.5)}
 
 
 class EventEncoder(nn.Module):
-    """One linear map of an event's id embeddings, floats, age and place in the history to S [ΣL, dim]."""
+    """S [ΣL, dim]: the sum of an event's id embeddings, and a linear map of its floats, age and place in the history.
 
-    def __init__(self, spec: SequenceSpec, dim: int, time_scale: float) -> None:
+    Summed embeddings (as in ULTRA-HSTU, arXiv 2602.16986) keep the space of the candidate's tokens, so that the match
+    of a candidate with an event is a product from the first step on.
+    """
+
+    def __init__(self, model: ModelConfig, spec: SequenceSpec) -> None:
         super().__init__()
-        self.names = [f"{spec.name}.{feature.name}" for feature in spec.ids]
+        self.ids = [f"{spec.name}.{feature.name}" for feature in spec.ids]
         self.floats = [feature.name for feature in spec.floats]
-        self.time_scale = time_scale
-        self.linear = nn.Linear(len(self.names) * dim + len(self.floats) + RECENCY_FEATURES, dim)
+        self.age_scales = model.age_scales
+        self.linear = nn.Linear(event_features(model, spec), model.dim)
 
     def forward(self, events: EventSequence, embedded: Embedded) -> Tensor:
-        floats = [events.floats[name][:, None] for name in self.floats]
-        ids = [embedded.events[name] for name in self.names]
-        recency = recency_features(events, self.time_scale).to(ids[0].dtype)
-        return self.linear(torch.cat([*ids, *floats, recency], dim=1))
+        columns = [events.floats[name] for name in self.floats] + self._ages(events) + place_features(events)
+        s = self.linear(torch.stack(columns, dim=1).to(self.linear.weight.dtype))
+        for name in self.ids:
+            s = s + embedded.events[name]
+        return s
+
+    def _ages(self, events: EventSequence) -> list[Tensor]:
+        """log(1 + age/scale)/4: of order 1 for ages up to some thousand scales."""
+        return [torch.log1p(events.ages / scale) / 4 for scale in self.age_scales]
 
 
-RECENCY_FEATURES = 6
-
-
-def recency_features(events: EventSequence, time_scale: float) -> Tensor:
-    """Age and place of each event, [ΣL, 6]: log(1 + age/scale), log(1 + place), e^(−place/τ) for τ = 1, 3, 9, 27.
-
-    `place` counts from the newest event, which has place 0.
-    """
-    lengths = events.offsets.diff()
-    ends = torch.repeat_interleave(events.offsets[1:], lengths)
+def place_features(events: EventSequence) -> list[Tensor]:
+    """[ΣL] each: log(1 + place)/2 and e^(−place/τ) for τ in `PLACE_SCALES`; the newest event has place 0."""
+    ends = torch.repeat_interleave(events.offsets[1:], events.offsets.diff())
     place = (ends - 1 - torch.arange(len(ends), device=ends.device)).to(events.ages.dtype)
-    decays = [torch.exp(-place / scale) for scale in (1.0, 3.0, 9.0, 27.0)]
-    return torch.stack([torch.log1p(events.ages / time_scale), torch.log1p(place), *decays], dim=1)
+    return [torch.log1p(place) / 2, *(torch.exp(-place / scale) for scale in PLACE_SCALES)]

@@ -4,7 +4,7 @@ An estimate from the model's formulas: every input of a matrix product, a norm, 
 once; kernels recompute their scores. A test compares it with what autograd saves.
 """
 
-from gemctl.specs.count import RECENCY_FEATURES
+from gemctl.specs.count import event_features
 from gemctl.specs.data import FeatureSpec
 from gemctl.specs.model import ModelConfig
 
@@ -13,15 +13,9 @@ NORM = 2  # mean and deviation of a normalised vector
 
 def activation_floats(model: ModelConfig, spec: FeatureSpec) -> tuple[dict[str, int], int]:
     """(values kept per event, by sequence; values kept per row)."""
-    events = {
-        sequence.name: len(sequence.ids) * model.dim
-        + len(sequence.floats)
-        + RECENCY_FEATURES
-        + model.layers * _event(model)
-        for sequence in spec.sequences
-    }
+    events = {s.name: event_features(model, s) + model.layers * _event(model) for s in spec.sequences}
     tokens = len(spec.categorical) + bool(spec.dense) + bool(spec.domain)
-    row = len(spec.dense) + 2 * model.dim * bool(spec.dense) + tokens * model.dim
+    row = len(spec.dense) + 2 * model.dim * bool(spec.dense) + tokens * (model.dim + NORM)
     for _ in range(model.layers):
         row += _row(model, tokens, len(spec.sequences))
         tokens = model.interaction.fm_tokens + model.interaction.lc_tokens
@@ -29,10 +23,10 @@ def activation_floats(model: ModelConfig, spec: FeatureSpec) -> tuple[dict[str, 
 
 
 def _event(model: ModelConfig) -> int:
-    """Per event and layer: three norms, q of GDPA (a norm's output), q k v and output of attention, k v of summary."""
+    """Per event and layer: three norms, q of GDPA (a norm's output), q k v and output of attention, k of summary."""
     norms = 3 * (2 * model.dim + NORM)
     attention = 3 * model.dim + model.dim + model.heads
-    return norms + attention + 2 * model.dim
+    return norms + attention + model.dim
 
 
 def _row(model: ModelConfig, tokens: int, sequences: int) -> int:
@@ -43,7 +37,7 @@ def _row(model: ModelConfig, tokens: int, sequences: int) -> int:
     dim, seeds, wukong, block = model.dim, model.summary.seeds, model.interaction, model.sequence
     merged, outputs = tokens + sequences * seeds, wukong.fm_tokens + wukong.lc_tokens
     personal = sequences * dim * (tokens + block.weight_tokens + 2 * block.ffn_hidden)
-    summary = sequences * seeds * (2 * dim + model.heads)
+    summary = sequences * seeds * (dim + NORM + model.heads)
     token_products = merged * dim * (3 if merged == outputs else 4)
     products = dim * wukong.rank + 2 * merged * wukong.rank + NORM
     return personal + summary + token_products + products + 2 * sum(wukong.hidden) + outputs * (dim + NORM)

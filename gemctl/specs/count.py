@@ -6,7 +6,7 @@
 
 Useful FLOPs are those of matrix products and of the attention family (gemctl/specs/flops.py): forward once, backward
 twice, at the real lengths. Lookups, norms, activations and recomputed work count nothing. `FlopCounterMode` sees the
-same forward to the last one; in its backward only the gradient of the dense features is missing, which nobody needs.
+same forward to the last one; in its backward only the gradients of floats and ages are missing, which nobody needs.
 """
 
 from collections.abc import Mapping
@@ -17,12 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gemctl.specs import flops
-from gemctl.specs.data import FeatureSpec
-from gemctl.specs.model import BLOCK_SIZE, ModelConfig
+from gemctl.specs.data import FeatureSpec, SequenceSpec
+from gemctl.specs.model import BLOCK_SIZE, PLACE_SCALES, ModelConfig
 
 Shape = tuple[int, ...]
-RECENCY_FEATURES = 6
-"""Age and place features of an event (gemctl/model/tokens.py)."""
 
 ROWS, COLUMNS = "rows of the batch", "columns of every row's tokens"
 
@@ -96,6 +94,11 @@ def _attention_flops(model: ModelConfig, lengths: NDArray[np.int64]) -> dict[str
     return {module: flops.attention_forward(count, model.heads, width) for module, count in pairs.items()}
 
 
+def event_features(model: ModelConfig, sequence: SequenceSpec) -> int:
+    """Numbers of an event beside its ids: its floats, its age by scale, its place."""
+    return len(sequence.floats) + len(model.age_scales) + 1 + len(PLACE_SCALES)
+
+
 def _weights(model: ModelConfig, spec: FeatureSpec) -> list[Weight]:
     dim = model.dim
     found: list[Weight] = []
@@ -104,7 +107,7 @@ def _weights(model: ModelConfig, spec: FeatureSpec) -> list[Weight]:
     if spec.domain:
         found.append(Weight("tokens.domain", "weight", (spec.domain.count, dim)))
     for sequence in spec.sequences:
-        width = len(sequence.ids) * dim + len(sequence.floats) + RECENCY_FEATURES
+        width = event_features(model, sequence)
         found += _linear(f"events.{sequence.name}", "linear", width, dim, _events(sequence.name))
     tokens = len(spec.categorical) + bool(spec.dense) + bool(spec.domain)
     for layer in range(model.layers):
@@ -125,12 +128,12 @@ def _sequence(model: ModelConfig, name: str, layer: str, tokens: int) -> list[We
     summary = f"{layer}.summary.{name}"
     return [
         Weight(ffn, "compression.weight", (block.weight_tokens, tokens), COLUMNS),
-        *_linear(ffn, "keys_values", block.weight_tokens * dim, 2 * block.ffn_hidden * dim, ROWS),
+        *_linear(ffn, "keys", block.weight_tokens * dim, block.ffn_hidden * dim, ROWS),
+        Weight(ffn, "values.weight", (block.ffn_hidden * dim, block.weight_tokens * dim), ROWS),
         Weight(attention, "queries_keys_values.weight", (3 * dim, dim), over),
         Weight(attention, "output.weight", (dim, dim), over),
         Weight(summary, "seeds", (seeds, dim)),
-        Weight(summary, "keys_values.weight", (2 * dim, dim), over),
-        Weight(summary, "output.weight", (dim, dim), ROWS, times=seeds),
+        Weight(summary, "keys.weight", (dim, dim), over),
     ]
 
 

@@ -7,6 +7,9 @@ from pydantic import Field
 
 from gemctl.specs.limits import FORBID, Size
 
+PLACE_SCALES = (1, 3, 9, 27)
+"""An event's place in its history, 0 for the newest, enters as log(1 + place) and as e^(−place/τ) for these τ."""
+
 BLOCK_SIZE = 64
 """Events of a block of block_attention, as published."""
 
@@ -60,13 +63,16 @@ class ModelConfig:
     dim: Annotated[int, Field(ge=4, le=2**24, multiple_of=4, description="width of every token and every table")] = 32
     heads: Annotated[Size, Field(description="attention heads; divides `model.dim`")] = 2
     layers: Annotated[int, Field(ge=1, le=1024, description="interaction and sequence blocks, side by side")] = 1
+    age_scales: Annotated[
+        list[Annotated[float, Field(gt=0, le=1e18)]],
+        Field(description="an event's age enters as log(1 + age/scale) for each; in the unit of the data's timestamps"),
+    ] = field(default_factory=lambda: [60.0, 3600.0, 86400.0])
     interaction: WukongSpec = field(default_factory=WukongSpec)
     sequence: SequenceBlockSpec = field(default_factory=SequenceBlockSpec)
     summary: SummarySpec = field(default_factory=SummarySpec)
     head_hidden: Annotated[list[Size], Field(description="hidden widths of each task's head")] = field(
         default_factory=lambda: [64]
     )
-    dropout: Annotated[float, Field(ge=0, lt=1, description="share of activations dropped in training")] = 0.0
 
 
 def contradictions(model: ModelConfig) -> list[str]:

@@ -106,7 +106,7 @@ def test_the_hash_depends_on_the_configuration_alone() -> None:
 
 def test_what_does_not_fit_names_class_objects_and_a_change_that_fits() -> None:
     train = TrainConfig(global_batch=1 << 17)
-    config = config_of(train=train, cluster=ClusterConfig(memory_gb=8.0))
+    config = config_of(train=train, cluster=ClusterConfig(memory_gb=6.0))
     plan = build(config, SPEC)
     assert plan.fits is False and plan.exit_code == 3
     with pytest.raises(DoesNotFit) as caught:

@@ -5,10 +5,11 @@ name from a state dict of the dense part, in any floating dtype (float64 in the 
 
     X: non-sequence tokens [B, n, d]      S: events [B, L, d], oldest first      m: 1 where an event is real [B, L]
 
-    events        S = W [ids ‖ floats ‖ log(1 + age) ‖ log(1 + place) ‖ e^(−place/τ), τ = 1, 3, 9, 27] + b
-    each layer    S ← S + GDPA(LN(S), K(X), V(X)),  act(QKᵀ/√d_h) V / √hidden       InterFormer's PFFN as GDPA
+    tokens        X = LN(categorical ‖ MLP(floats) ‖ domain), S = Σ ids + W [floats ‖ ages ‖ places] + b, where
+                  ages = log(1 + age/scale)/4 by scale, places = log(1 + place)/2 ‖ e^(−place/τ), τ = 1, 3, 9, 27
+    each layer    S ← S + GDPA(LN(S), K(CX), V(CX)),  act(QKᵀ/√d_h) V / √hidden     InterFormer's PFFN as GDPA
                   S ← S + MHA(LN(S)) within what an event may see                   InterFormer, Kunlun
-                  P = softmax(seeds · K(LN(S))ᵀ/√d_h) V(LN(S))                      InterFormer's PMA
+                  P = LN(softmax(seeds · K(LN(S))ᵀ/√d_h) S)                         InterFormer's PMA
                   X ← LN(concat(FMB([X ‖ P]), LCB([X ‖ P])) + R [X ‖ P])            Wukong
     logits        of each task, MLP(flatten(X)) at the row's domain
 """
@@ -38,7 +39,7 @@ def logits(
 ) -> Tensor:
     """[B, tasks]. `categorical` [B, d] by feature and `events` [ΣL, d] by "sequence.feature": looked-up embeddings."""
     x = _tokens(state, spec, batch, categorical)
-    histories = {s.name: _events(state, s, batch.sequences[s.name], events) for s in spec.sequences}
+    histories = {s.name: _events(state, model, s, batch.sequences[s.name], events) for s in spec.sequences}
     masks = {name: _mask(history.offsets) for name, history in batch.sequences.items()}
     for layer in range(model.layers):
         parts = [x]
@@ -62,20 +63,22 @@ def _tokens(state: State, spec: FeatureSpec, batch: Batch, categorical: dict[str
     if spec.domain:
         one_hot = torch.eye(spec.domain.count, dtype=batch.dense.dtype)[batch.domain]
         tokens.append(one_hot @ state["tokens.domain.weight"])
-    return torch.stack(tokens, 1)
+    return _norm(torch.stack(tokens, 1))
 
 
-def _events(state: State, spec: SequenceSpec, history: EventSequence, events: dict[str, Tensor]) -> Tensor:
+def _events(
+    state: State, model: ModelConfig, spec: SequenceSpec, history: EventSequence, events: dict[str, Tensor]
+) -> Tensor:
     pad: Callable[[Tensor], Tensor] = lambda values: _pad(values, history.offsets)  # noqa: E731
     mask = _mask(history.offsets)
     length = mask.sum(1, keepdim=True)
     place = (length - 1 - torch.arange(mask.shape[1])).clamp(min=0).to(history.ages.dtype)
-    columns = [pad(events[f"{spec.name}.{feature.name}"]) for feature in spec.ids]
-    columns += [pad(history.floats[feature.name]).unsqueeze(2) for feature in spec.floats]
-    columns += [torch.log(1 + pad(history.ages)).unsqueeze(2), torch.log(1 + place).unsqueeze(2)]
-    columns += [torch.exp(-place / tau).unsqueeze(2) for tau in (1, 3, 9, 27)]
-    x = torch.cat(columns, 2)
-    return x @ state[f"events.{spec.name}.linear.weight"].T + state[f"events.{spec.name}.linear.bias"]
+    columns = [pad(history.floats[feature.name]) for feature in spec.floats]
+    columns += [torch.log(1 + pad(history.ages) / scale) / 4 for scale in model.age_scales]
+    columns += [torch.log(1 + place) / 2, *(torch.exp(-place / tau) for tau in (1, 3, 9, 27))]
+    ids = sum(pad(events[f"{spec.name}.{feature.name}"]) for feature in spec.ids)
+    weight, bias = (state[f"events.{spec.name}.linear.{kind}"] for kind in ("weight", "bias"))
+    return ids + torch.stack(columns, 2) @ weight.T + bias
 
 
 def _personalised(state: State, name: str, model: ModelConfig, s: Tensor, x: Tensor) -> Tensor:
@@ -83,8 +86,8 @@ def _personalised(state: State, name: str, model: ModelConfig, s: Tensor, x: Ten
     hidden, width = model.sequence.ffn_hidden, model.dim // model.heads
     compressed = torch.einsum("cn,bnd->bcd", state[f"{name}.compression.weight"], x)
     flat = compressed.reshape(x.shape[0], compressed.shape[1] * model.dim)
-    made = flat @ state[f"{name}.keys_values.weight"].T + state[f"{name}.keys_values.bias"]
-    keys, values = made[:, : hidden * model.dim], made[:, hidden * model.dim :]
+    keys = flat @ state[f"{name}.keys.weight"].T + state[f"{name}.keys.bias"]
+    values = flat @ state[f"{name}.values.weight"].T
     q, outputs = _norm(s), []
     for head in range(model.heads):
         columns = slice(head * width, (head + 1) * width)
@@ -109,10 +112,10 @@ def _attention(state: State, name: str, model: ModelConfig, s: Tensor, mask: Ten
 
 def _pool(state: State, name: str, model: ModelConfig, s: Tensor, mask: Tensor) -> Tensor:
     seeds = state[f"{name}.seeds"]
-    two = _norm(s) @ state[f"{name}.keys_values.weight"].T
+    keys = _norm(s) @ state[f"{name}.keys.weight"].T
     q = seeds.expand(s.shape[0], *seeds.shape)
     sees = mask[:, None, :].expand(-1, seeds.shape[0], -1)
-    return _heads(q, two[..., : model.dim], two[..., model.dim :], model, sees) @ state[f"{name}.output.weight"].T
+    return _norm(_heads(q, keys, s, model, sees))
 
 
 def _heads(q: Tensor, k: Tensor, v: Tensor, model: ModelConfig, sees: Tensor) -> Tensor:

@@ -38,8 +38,8 @@ def test_parameters_are_the_models(case: Case) -> None:
 def test_flops_are_those_of_a_real_batch(case: Case) -> None:
     """Equal to the last FLOP, forward module by module, but for what the backward of the real model leaves out.
 
-    That is one product: the gradient of the dense features, which need none. (Looked-up embeddings do need theirs:
-    it goes to the tables.)
+    That are the gradients of dense features and of the events' floats, ages and places, which need none. (Looked-up
+    embeddings do need theirs: it goes to the tables.)
     """
     batch = cast(random_batch(case.spec, case.lengths), torch.float32)
     dense = random_dense(case, torch.float32)
@@ -57,6 +57,8 @@ def test_flops_are_those_of_a_real_batch(case: Case) -> None:
     assert found == wanted
 
     not_needed = 2 * len(batch) * len(case.spec.dense) * case.model.dim
+    for sequence in case.spec.sequences:
+        not_needed += 2 * int(lengths[sequence.name].sum()) * (len(sequence.floats) + 3 + 5) * case.model.dim
     total = step_flops(case.model, case.spec, len(batch), lengths)
     assert forward.get_total_flops() + backward.get_total_flops() + not_needed == total
 
@@ -66,10 +68,10 @@ def test_flops_of_gem_nano_by_hand() -> None:
     found = module_flops(NANO, SPEC, 1, {"history": np.array([5])})
     assert found == {
         "tokens.dense": 2 * (2 * 32 + 32 * 32),
-        "events.history": 2 * 5 * (32 + 1 + 6) * 32,
+        "events.history": 2 * 5 * (1 + 3 + 5) * 32,
         "layers.0.sequence.history.ffn": 2 * 4 * 5 * 32 + 2 * (4 * 32) * (2 * 16 * 32) + 4 * 32 * 5 * 16,
         "layers.0.sequence.history.attention": 2 * 5 * 32 * (3 * 32 + 32) + 4 * 32 * 5 * 5,
-        "layers.0.summary.history": 2 * 5 * 32 * 64 + 4 * 32 * 4 * 5 + 2 * 4 * 32 * 32,
+        "layers.0.summary.history": 2 * 5 * 32 * 32 + 4 * 32 * 4 * 5,
         "layers.0.interaction": 2 * 2 * 9 * 32 * 8 + 2 * (72 * 128 + 128 * 256) + 2 * 32 * (8 * 9 + 16 * 9),
         "heads.tasks.0": 2 * (512 * 64 + 64 * 3),
         "heads.tasks.1": 2 * (512 * 64 + 64 * 3),

@@ -1,5 +1,7 @@
 """What others build on: rows that do not see each other, gradients for every parameter, init rules, the lookups."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -8,6 +10,7 @@ from gemctl.data.batch import Batch
 from gemctl.model.embeddings import Embedded, gather, kjt_inputs
 from gemctl.model.gem import DenseModel, GemModel
 from gemctl.model.init import InitRule, init_rules
+from gemctl.specs.feature_spec import TAKEN
 from tests.models.cases import (
     CASES,
     NANO,
@@ -100,8 +103,10 @@ def test_init_rules_are_those_of_the_parameters(case: Case) -> None:
     for name, rule in rules.items():
         if name.endswith(".bias"):
             assert rule == InitRule("zeros"), name
+        elif name.endswith(("ffn.values.weight", "attention.output.weight")):
+            assert rule == InitRule("zeros"), name  # every residual branch starts as the identity
         else:
-            bound = 1.0 if name.endswith(("seeds", "domain.weight")) else fan_in(name, shapes[name]) ** -0.5
+            bound = 1.0 if name.endswith("seeds") else fan_in(name, shapes[name]) ** -0.5
             assert rule == InitRule("uniform", bound), name
     assert {f"dense.{name}": rule for name, rule in init_rules(model.dense).items()}.items() <= rules.items()
 
@@ -167,3 +172,12 @@ def initialised(model: GemModel) -> GemModel:
             noise: Tensor = 2 * torch.rand(parameter.shape, generator=draw) - 1
             parameter.copy_(noise * rules[name].bound)
     return model
+
+
+def test_names_that_the_model_cannot_take_are_refused_by_the_spec() -> None:
+    """A sequence's modules and a table live in a ModuleDict, where the names of its own members are taken."""
+    members = {name for name in dir(torch.nn.ModuleDict()) if not name.startswith("_")}
+    assert members - TAKEN == set()
+    named = replace(SPEC, sequences=[replace(SPEC.sequences[0], name="items")])
+    with pytest.raises(KeyError, match="items"):
+        DenseModel(NANO, named)
