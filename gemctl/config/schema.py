@@ -22,7 +22,7 @@ class RunConfig:
     __pydantic_config__ = FORBID
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="folder below root")] = "gem"
     root: Annotated[str, Field(min_length=1, description="where run directories lie")] = "runs"
-    seed: Annotated[NonNegative, Field(description="seed of init, data order and dropout")] = 0
+    seed: Annotated[NonNegative, Field(description="seed of init and data order")] = 0
 
 
 @dataclass
