@@ -7,11 +7,15 @@ import importlib.util
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 from gemctl.config.groups import BUILT_IN, Groups
 from gemctl.config.keys import GROUPS, Node, child, describe, find, is_mapping, json_schema, options, resolved
+from gemctl.config.schema import Config, DataConfig
 from gemctl.specs.yaml_file import KeyPath, dotted
+
+_MISSING = object()
 
 EXIT_CODES = {
     0: "done",
@@ -123,12 +127,15 @@ def _purpose(path: KeyPath) -> str:
 
 
 def _default(path: KeyPath, composed: Any) -> Any:
-    """The composed value, else the schema's default."""
+    """The composed value, else the schema's default; a JSON Schema has none for lists, but the dataclasses do."""
+    default = (find(path) or {}).get("default")
+    own: Any = asdict(Config(data=DataConfig(spec="", train="")))
     for name in path:
-        if not isinstance(composed, dict) or name not in composed:
-            return (find(path) or {}).get("default")
-        composed = composed[name]
-    return composed
+        composed = composed[name] if isinstance(composed, dict) and name in composed else _MISSING
+        own = own.get(name) if isinstance(own, dict) else None
+    if composed is not _MISSING:
+        return composed
+    return own if default is None else default
 
 
 def _table(head: list[str], rows: Any) -> str:
