@@ -11,7 +11,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 CONSTRAINTS := constraints/$(TORCH).txt
 TORCH_VERSION := $(shell sed -n 's/^torch==//p' $(CONSTRAINTS))
-PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c $(CONSTRAINTS)
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq -c $(CONSTRAINTS)
 SOURCES := pyproject.toml $(CONSTRAINTS)
 export OMP_NUM_THREADS ?= 1
 

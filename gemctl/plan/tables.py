@@ -64,9 +64,7 @@ def place(spec: FeatureSpec, dim: int, topology: TopologyConfig, shards: int) ->
     for name, count in rows.items():
         if kinds[name] == "row_wise" and not fills(count, shards):
             kinds[name] = "table_wise"
-            notes[name] = (
-                f"table-wise: {count} rows in blocks of {row_block(count, shards)} do not reach {shards} ranks"
-            )
+            notes[name] = f"{count} rows in blocks of {row_block(count, shards)} do not reach {shards} ranks"
     load = _row_wise_load([rows[name] for name, kind in kinds.items() if kind == "row_wise"], dim, shards)
     whole = [(name, table_bytes(rows[name], dim)) for name, kind in kinds.items() if kind == "table_wise"]
     homes = _pack(whole, load)
