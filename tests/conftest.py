@@ -40,7 +40,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: Any) -> None:
 
 def _needs() -> dict[str, str]:
     lines = (Path(__file__).parent / "required.txt").read_text().splitlines()
-    return dict(line.split() for line in lines if line and not line.startswith("#"))  # type: ignore[misc]
+    return dict(line.split() for line in lines if line and not line.startswith("#"))
 
 
 @pytest.hookimpl(wrapper=True)
