@@ -35,7 +35,7 @@ def test_later_layers_stand_over_earlier_ones(tmp_path: Path) -> None:
     file = write(tmp_path, "my.yaml", "train:\n  steps: 7\n  accumulate: 2\nrun: {name: mine}\n")
     config = compose(file, ["experiment=ml100k", "train.accumulate=3"])
     assert config.data.train == "data/ml100k/train.parquet"  # the group
-    assert config.train.global_batch == 1024  # the experiment's choice
+    assert config.train.global_batch == 512  # the experiment's choice
     assert config.train.steps == 7  # the file over the experiment
     assert config.run.name == "mine"
     assert config.train.accumulate == 3  # the command line over the file
