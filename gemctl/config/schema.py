@@ -102,7 +102,7 @@ class DenseOptimConfig:
     """AdamW over all dense parameters, one global gradient norm."""
 
     __pydantic_config__ = FORBID
-    lr: Annotated[PositiveFloat, Field(description="learning rate after warm-up")] = 1e-3
+    lr: Annotated[PositiveFloat, Field(description="learning rate after warm-up")] = 2e-3
     betas: Annotated[
         list[Annotated[float, Field(ge=0, lt=1)]],
         Field(min_length=2, max_length=2, description="decay of the first and the second moment"),
@@ -123,7 +123,7 @@ class TablesOptimConfig:
     """Row-wise AdaGrad, fused into the tables' backward."""
 
     __pydantic_config__ = FORBID
-    lr: Annotated[PositiveFloat, Field(description="learning rate after warm-up")] = 0.02
+    lr: Annotated[PositiveFloat, Field(description="learning rate after warm-up")] = 0.1
     eps: Annotated[PositiveFloat, Field(description="added to the root of the row's sum of squares")] = 1e-8
 
 
