@@ -170,7 +170,9 @@ class Generator:
         raise AssertionError(f"{key}: no value for {option}")
 
     def _item(self, node: dict[str, Any]) -> Any:
-        return self.random.choice([0.5, 0.9, 0]) if node["type"] == "number" else self.random.randint(1, 99)
+        if node["type"] != "number":
+            return self.random.randint(1, 99)
+        return self.random.choice([0.5, 0.9] if "exclusiveMinimum" in node else [0.5, 0.9, 0])
 
     def edit(self, word: Word) -> list[Word]:
         """The word after one edit (two words for a duplicate)."""
