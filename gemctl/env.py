@@ -34,7 +34,7 @@ def test_data() -> str | None:
 
 
 def inject() -> str | None:
-    """The event that gemctl.train.inject plants, or None."""
+    """The event that gemctl.run.inject plants, or None."""
     return os.environ.get("GEMCTL_INJECT") or None
 
 

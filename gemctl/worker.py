@@ -31,13 +31,13 @@ from gemctl.plan.tables import place
 from gemctl.run.attempt import Attempt, Base, Heartbeat, claim, watch_beat
 from gemctl.run.directory import RunDir
 from gemctl.run.files import create_json
+from gemctl.run.inject import maybe_inject
 from gemctl.run.manifest import RunFacts, newest_verified
 from gemctl.run.requests import pending
 from gemctl.run.stages import Stage, StageRecorder
 from gemctl.specs import feature_spec
 from gemctl.specs.count import step_flops
 from gemctl.specs.data import FeatureSpec
-from gemctl.train.inject import maybe_inject
 from gemctl.train.ledger import Ledger
 from gemctl.train.loop import Trainer
 from gemctl.train.optim import DenseOptimizer

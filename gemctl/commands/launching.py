@@ -18,7 +18,9 @@ def checked_plan(config: "Config") -> "Plan":
     from gemctl.cluster import software
     from gemctl.launchers import local
     from gemctl.plan.build import check_fits, check_trainable
+    from gemctl.run import inject
 
+    inject.check()
     local.check(config.launcher)
     software.require()
     plan = planned(config)

@@ -5,14 +5,26 @@ import signal
 
 import pytest
 
+from gemctl.commands.launching import checked_plan
+from gemctl.config.schema import Config, DataConfig
 from gemctl.errors import InputError
+from gemctl.run.inject import Event, InjectedError, maybe_inject, parse
 from gemctl.run.stages import Stage
-from gemctl.train.inject import Event, InjectedError, maybe_inject, parse
 
 
 def test_event_is_parsed_with_defaults() -> None:
     assert parse("kill:rank=1,step=3") == Event("kill", 1, 3, "step", 1)
     assert parse("nan") == Event("nan", 0, None, "step", 1)
+
+
+def test_unknown_event_is_refused_before_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GEMCTL_INJECT", "frob:x=1")
+    with pytest.raises(InputError) as error:
+        checked_plan(Config(data=DataConfig(spec="none", train="none")))
+    assert [problem.split(" is none of")[0] for problem in error.value.problems] == [
+        "GEMCTL_INJECT: 'frob'",
+        "GEMCTL_INJECT: 'x'",
+    ]
 
 
 def test_all_problems_are_told() -> None:

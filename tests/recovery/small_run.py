@@ -67,7 +67,7 @@ def work(run_path: str, number: int) -> None:
     import torch
     import torch.distributed as dist
 
-    from gemctl.train.inject import maybe_inject
+    from gemctl.run.inject import maybe_inject
 
     run = RunDir.open(run_path)
     attempt = run.attempt(number)

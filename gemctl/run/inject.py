@@ -3,7 +3,7 @@
     GEMCTL_INJECT="kill:rank=1,step=3,stage=step" gemctl train …
 
 Keys: `rank` (default 0), `step` (default: any), `stage` (default: step), `attempt` (default 1, so that the next attempt
-runs undisturbed). The worker calls `maybe_inject` as it enters each stage.
+runs undisturbed). Commands call `check` before they launch, the worker `maybe_inject` as it enters each stage.
 """
 
 import functools
@@ -53,6 +53,12 @@ def parse(text: str) -> Event:
     if problems:
         raise InputError(problems)
     return Event(kind, **values)  # type: ignore[arg-type]
+
+
+def check() -> None:
+    """InputError if GEMCTL_INJECT is set and asks for what there is not."""
+    if (text := env.inject()) is not None:
+        parse(text)
 
 
 def maybe_inject(rank: int, stage: Stage, step: int | None) -> bool:
