@@ -7,8 +7,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gemctl import paths
 from gemctl.commands.configured import add_configuration, composed
-from gemctl.errors import InputError
 
 if TYPE_CHECKING:
     from gemctl.config.schema import Config
@@ -33,8 +33,6 @@ def run(args: argparse.Namespace) -> "Config | str":
     config = composed(args)
     if args.out is None:
         return config
-    try:
+    with paths.writing(f"-o {args.out}"):
         Path(args.out).write_text(to_yaml(config), encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"-o {args.out}: cannot be written: {error.strerror}") from error
     return f"wrote {args.out}: gemctl train {args.out}"

@@ -1,9 +1,9 @@
 """The arguments that every command with a configuration takes: [FILE.yaml] [GROUP=CHOICE …] [KEY=VALUE …]."""
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gemctl import paths
 from gemctl.errors import InputError
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def composed(args: argparse.Namespace) -> "Config":
 def is_file(word: str) -> bool:
     """True for a word that names a YAML file: an existing file, or a YAML name that can't be an override."""
     yaml = word.endswith((".yaml", ".yml"))
-    return Path(word).is_file() if "=" in word else yaml or Path(word).is_file()
+    return paths.is_file(word) if "=" in word else yaml or paths.is_file(word)
 
 
 def planned(config: "Config") -> "Plan":
@@ -47,7 +47,7 @@ def planned(config: "Config") -> "Plan":
     from gemctl.plan.build import build
     from gemctl.specs import feature_spec
 
-    if config.data.synthetic is not None and not Path(config.data.spec).exists():
+    if config.data.synthetic is not None and not paths.exists(config.data.spec):
         from gemctl.data.synthetic import spec_text
 
         return build(config, feature_spec.parse(spec_text(config.data.synthetic), config.data.spec))

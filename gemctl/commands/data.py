@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gemctl import paths
 from gemctl.errors import InputError
 
 if TYPE_CHECKING:
@@ -87,12 +88,10 @@ def draft_spec(file: str, labels: list[str], out: str | None) -> "Draft":
     """Drafts a spec for `file`; with `out` into a new file there."""
     from gemctl.data.drafting import draft
 
-    if out and Path(out).exists():
+    if out is not None and paths.exists(out):
         raise InputError(f"{out}: exists already; give another name with -o, or delete it")
     found = draft(file, labels)
-    if out:
-        try:
+    if out is not None:
+        with paths.writing(f"-o {out}"):
             Path(out).write_text(found.text, encoding="utf-8")
-        except OSError as error:
-            raise InputError(f"{out}: can't be written: {error.strerror}") from error
     return replace(found, path=out)

@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gemctl import paths
 from gemctl.errors import GemctlError, InputError
 
 if TYPE_CHECKING:
@@ -33,13 +34,21 @@ def run(args: argparse.Namespace) -> "Evaluation":
     from gemctl.run.directory import find
     from gemctl.run.scores import Evaluation
 
-    if args.out is not None and not Path(args.out).absolute().parent.is_dir():
-        raise InputError(f"--out {args.out}: cannot be written: its folder does not exist")
+    if args.out is not None:
+        _check_out(Path(args.out))
     chosen = find(args.run, args.root)
     checkpoint, notes = choose(chosen, args.checkpoint)
     data = args.data or _eval_data(chosen, checkpoint)
     result = _score(chosen, checkpoint, data, args.out)
     return Evaluation(chosen.run_id, checkpoint.path.name, checkpoint.step, data, out=args.out, notes=notes, **result)
+
+
+def _check_out(out: Path) -> None:
+    """Raises InputError where the scores could not be written in the end. Nothing is left there."""
+    if paths.exists(out) and not out.is_file():
+        raise InputError(f"--out {out}: cannot be written: this is no file")
+    with paths.writing(f"--out {out}"), tempfile.NamedTemporaryFile(dir=out.absolute().parent, prefix=f".{out.name}."):
+        pass
 
 
 def choose(run: "RunDir", step: int | None) -> "tuple[Checkpoint, list[str]]":

@@ -7,6 +7,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gemctl import paths
 from gemctl.errors import InputError
 
 if TYPE_CHECKING:
@@ -37,8 +38,6 @@ def run(args: argparse.Namespace) -> "Report | Diff":
     if args.html is not None:
         from gemctl.render.page import report_html
 
-        try:
+        with paths.writing(f"--html {args.html}"):
             Path(args.html).write_text(report_html(value), encoding="utf-8")
-        except OSError as error:
-            raise InputError(f"--html {args.html}: cannot be written: {error.strerror}") from error
     return value

@@ -7,6 +7,9 @@ gemctl status RUN
 import argparse
 from typing import TYPE_CHECKING
 
+from gemctl import paths
+from gemctl.errors import InputError
+
 if TYPE_CHECKING:
     from gemctl.run.status import RunList, RunStatus
 
@@ -24,4 +27,6 @@ def run(args: argparse.Namespace) -> "RunList | RunStatus":
 
     if args.run is not None:
         return status(find(args.run, args.root))
+    if not paths.is_dir(args.root):
+        raise InputError(f"--root {args.root}: no such folder, so no run is there")
     return RunList(args.root, [status(found) for found in list_runs(args.root)])

@@ -18,6 +18,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from gemctl import paths
 from gemctl.config.keys import GROUPS
 from gemctl.config.nearest import did_you_mean
 from gemctl.errors import InputError
@@ -77,7 +78,7 @@ class Groups:
 
 
 def _check(folder: Path) -> None:
-    if not folder.is_dir():
+    if not paths.is_dir(folder):
         raise InputError(f"--config-dir {folder}: no such folder")
     own = [file for group in GROUPS for file in sorted((folder / group).glob("*.yaml"))]
     if not own:

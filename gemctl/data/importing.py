@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from gemctl import paths
 from gemctl.data.history import Histories
 from gemctl.data.recbole import AtomicFile, RawLog, numbers, read
 from gemctl.data.rows import JaggedRows
@@ -86,7 +87,8 @@ def import_recbole(source: str | Path, out: str | Path, *, labels: Iterable[str]
     _labels(plan, log, inter, list(labels))
     _running_means(plan, {"user": user, "item": item}, time)
     _event_columns(plan, log, inter)
-    return _write(plan, log.name, Path(out), cuts, Histories(user, time, history))
+    with paths.writing(str(out)):
+        return _write(plan, log.name, Path(out), cuts, Histories(user, time, history))
 
 
 def _whole(time: np.ndarray) -> np.ndarray:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from gemctl import paths
 from gemctl.config.schema import DataConfig, SyntheticConfig
 from gemctl.data import synthetic_world as world
 from gemctl.data.synthetic_world import ClickWorld, Events, Impressions
@@ -49,14 +50,14 @@ def absent(data: DataConfig) -> bool:
 
     InputError where files were made with other settings, or are no synthetic log's: no file of a user's is replaced.
     """
-    config, spec = data.synthetic, Path(data.spec)
+    config, spec, spec_exists = data.synthetic, Path(data.spec), paths.exists(data.spec)
     if config is None:
         return False
     wanted = [Path(path) for path in (data.train, data.eval) if path is not None]
-    present = [path for path in wanted if path.exists()]
+    present = [path for path in wanted if paths.exists(path)]
     problems = [problem for path in present for problem in _made_with(path, config)]
-    missing = present != wanted or not spec.exists()
-    if missing and spec.exists() and spec.read_text(encoding="utf-8") != spec_text(config):
+    missing = present != wanted or not spec_exists
+    if missing and spec_exists and spec.read_text(encoding="utf-8") != spec_text(config):
         missing_data = ", ".join(str(path) for path in wanted if path not in present)
         problems.append(
             f"{missing_data}: does not exist, and {spec} is not the synthetic log's spec, so it is not made: "
@@ -238,10 +239,11 @@ def _array(values: Any, kind: Any) -> Any:
 @contextmanager
 def _complete(path: Path) -> Iterator[Path]:
     """A name to write to; what lies there becomes `path` when all went well."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.partial")
-    try:
-        yield temporary
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with paths.writing(str(path)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            yield temporary
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)

@@ -21,6 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from gemctl import paths
 from gemctl.errors import InputError
 from gemctl.run.attempt import Attempt
 from gemctl.run.files import create_json, read_json
@@ -45,9 +46,10 @@ class RunDir:
     def create(cls, root: str, name: str, command: list[str]) -> "RunDir":
         """Makes `<root>/<name>/<new run id>/` with its run.json; `command` is the command line that asked for it."""
         folder = Path(root).absolute() / name
-        folder.mkdir(parents=True, exist_ok=True)
         run = cls(folder / new_run_id())
-        run.path.mkdir()
+        with paths.writing(f"run.root {root}"):
+            folder.mkdir(parents=True, exist_ok=True)
+            run.path.mkdir()
         for part in (run.requests, run.checkpoints, run.path / "attempts"):
             part.mkdir()
         create_json(run.path / "run.json", _identity(run.run_id, name, command))
@@ -86,7 +88,9 @@ def new_run_id() -> str:
 
 def find(reference: str, root: str) -> RunDir:
     """The run that a user means by a path, a run id or a unique prefix of one below `root`."""
-    if (Path(reference) / "run.json").is_file():
+    if not reference:
+        raise InputError("RUN '': name a run by its path, its id or a prefix of the id")
+    if paths.is_file(Path(reference) / "run.json"):
         return RunDir.open(reference)
     runs = list_runs(root)
     exact = [run for run in runs if run.run_id == reference]

@@ -10,6 +10,7 @@ import logging
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from gemctl import paths
 from gemctl.checkpoint.load import load
 from gemctl.cluster.host import this_host
 from gemctl.config.compose import from_yaml
@@ -77,18 +79,16 @@ def evaluate(run: RunDir, checkpoint: Path, data: str, out: Path | None) -> dict
     fitted, reason = _fit_baseline(evaluator.config, spec)
     tasks = [label.name for label in spec.labels]
     own, other = TaskMetrics(tasks), TaskMetrics(tasks)
-    scores = ScoreFile(out, tasks) if out is not None else None
     rows = 0
-    for batch, logits in evaluator.score():
-        own.update(logits, batch.labels, batch.label_mask, batch.weight, batch.true_probability)
-        if fitted is not None:
+    with ScoreFile(out, tasks) if out is not None else nullcontext() as scores:
+        for batch, logits in evaluator.score():
             known = (batch.labels, batch.label_mask, batch.weight, batch.true_probability)
-            other.update(fitted.score(batch), *known)
-        if scores is not None:
-            scores.write(batch, logits)
-        rows += len(batch)
-    if scores is not None:
-        scores.close()
+            own.update(logits, *known)
+            if fitted is not None:
+                other.update(fitted.score(batch), *known)
+            if scores is not None:
+                scores.write(batch, logits)
+            rows += len(batch)
     return {
         "rows": rows,
         "seconds": time.perf_counter() - start,
@@ -109,7 +109,9 @@ def _fit_baseline(config: Config, spec: FeatureSpec) -> tuple[baseline.Baseline 
 
 class ScoreFile:
     """Parquet with a row for each scored row, in order: `row` (its number in the data set), and for each task
-    `label_TASK`, `mask_TASK` (0: the label does not count) and `score_TASK` (the probability that the label is 1)."""
+    `label_TASK`, `mask_TASK` (0: the label does not count) and `score_TASK` (the probability that the label is 1).
+
+    The file appears, whole, when the `with` block ends well; otherwise nothing is left of it."""
 
     def __init__(self, path: Path, tasks: list[str]) -> None:
         self._path, self._tasks = path, tasks
@@ -117,7 +119,8 @@ class ScoreFile:
         fields = [pa.field("row", pa.int64())]
         for task in tasks:
             fields += [pa.field(f"{column}_{task}", pa.float32()) for column in ("label", "mask", "score")]
-        self._writer = pq.ParquetWriter(self._draft, pa.schema(fields))
+        with paths.writing(f"--out {path}"):
+            self._writer = pq.ParquetWriter(self._draft, pa.schema(fields))
 
     def write(self, batch: Batch, logits: Tensor) -> None:
         columns = [batch.rows.numpy()]
@@ -125,10 +128,17 @@ class ScoreFile:
             columns += [values[:, task].numpy() for values in (batch.labels, batch.label_mask, logits.sigmoid())]
         self._writer.write_table(pa.table([pa.array(column) for column in columns], schema=self._writer.schema))
 
-    def close(self) -> None:
-        """Makes the file appear, whole."""
-        self._writer.close()
-        self._draft.replace(self._path)
+    def __enter__(self) -> "ScoreFile":
+        return self
+
+    def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
+        with paths.writing(f"--out {self._path}"):
+            try:
+                self._writer.close()
+                if failure is None:
+                    self._draft.replace(self._path)
+            finally:
+                self._draft.unlink(missing_ok=True)
 
 
 def main(arguments: list[str]) -> int:

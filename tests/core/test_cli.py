@@ -83,6 +83,8 @@ def test_no_torch_free_module_reaches_torch_on_the_way_to_a_dry_run() -> None:
         (["config"], "error: gemctl config: the following arguments are required: ACTION"),
         (["config", "export", "--ouut", "x"], "error: --ouut: unknown argument; did you mean --out?\n"),
         (["train", "a.yaml", "b.yaml"], "error: a.yaml b.yaml: more than one file"),
+        (["status", "--root", "/nowhere"], "error: --root /nowhere: no such folder"),
+        (["resume", ""], "error: RUN '': name a run by its path, its id or a prefix of the id\n"),
         (["train", "nowhere.yaml"], "error: nowhere.yaml: cannot be read: No such file or directory\n"),
     ],
 )
@@ -203,3 +205,36 @@ def test_the_reference_is_up_to_date() -> None:
 def test_the_reference_says_what_every_key_means() -> None:
     rows = [line for line in reference().splitlines() if line.startswith("| `")]
     assert [row for row in rows if row.endswith("|  |")] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["data", "synth", "FILE/x", "--rows", "10", "--eval-rows", "1"], "FILE/x/train.parquet: cannot be written: "),
+        (["config", "export", "-o", "FILE/x"], "-o FILE/x: cannot be written: "),
+        (["config", "export", "-o", "FOLDER"], "-o FOLDER: cannot be written: Is a directory"),
+        (["train", "--json", "run.root=FILE/x", "data.synthetic.rows=10", "data.synthetic.eval_rows=10",
+          "data.train=FOLDER/t", "data.eval=FOLDER/e", "data.spec=FOLDER/s"], "run.root FILE/x: cannot be written: "),
+        (["train", "--json", "data.train=FILE/x", "data.eval=null", "data.spec=FOLDER/s2",
+          "data.synthetic.rows=10"], "FILE/x: cannot be written: "),
+        (["train", "data.train=LONG", "--json", "data.spec=FOLDER/s2", "data.eval=null", "data.synthetic.rows=10"],
+         "LONG: cannot be written: File name too long"),
+        (["plan", "LONG"], "LONG: neither KEY=VALUE nor a YAML file"),
+        (["report", "LONG"], "LONG: no such run"),
+    ],
+)  # fmt: skip
+def test_paths_that_cannot_be_are_one_line(
+    words: list[str], expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    names = {"FILE": str(tmp_path / "file"), "FOLDER": str(tmp_path), "LONG": "n" * 300}
+
+    def named(text: str) -> str:
+        for name, path in names.items():
+            text = text.replace(name, path)
+        return text
+
+    assert cli.main([named(word) for word in words]) == 2
+    problems = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert len(problems) == 1 and problems[0].startswith(f"error: {named(expected)}"), problems
+    assert not list(tmp_path.glob(".*"))

@@ -2,7 +2,7 @@
 
 import io
 import json
-from argparse import ArgumentParser
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
@@ -131,9 +131,13 @@ def run_command(monkeypatch: pytest.MonkeyPatch, *words: str) -> Evaluation:
             torch.set_num_threads(threads)
 
     monkeypatch.setattr("gemctl.commands.eval.subprocess.run", Done)
+    return command.run(parsed(*words))
+
+
+def parsed(*words: str) -> Namespace:
     parser = ArgumentParser()
     command.arguments(parser)
-    return command.run(parser.parse_args(list(words)))
+    return parser.parse_args(list(words))
 
 
 def test_scores_and_figures_equal_those_of_the_ranks(
@@ -197,8 +201,19 @@ def test_wrong_input_is_named_by_the_command(
         run_command(monkeypatch, str(run.path), "--checkpoint", "7")
     with pytest.raises(InputError, match=r"missing\.parquet"):
         run_command(monkeypatch, str(run.path), "--data", str(tmp_path / "missing.parquet"))
-    with pytest.raises(InputError, match="cannot be written"):
-        run_command(monkeypatch, str(run.path), "--out", str(tmp_path / "no" / "folder.parquet"))
+    monkeypatch.setattr("gemctl.commands.eval.subprocess.run", None)  # what follows never gets to the scoring
+    for out in (str(tmp_path / "no" / "folder.parquet"), str(tmp_path), "", "/dev/null", str(tmp_path / ("n" * 300))):
+        with pytest.raises(InputError, match="cannot be written"):
+            command.run(parsed(str(run.path), "--out", out))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_failure_while_scoring_leaves_no_file(tmp_path: Path) -> None:
+    from gemctl.train.evaluate import ScoreFile
+
+    with pytest.raises(RuntimeError), ScoreFile(tmp_path / "scores.parquet", ["click"]):
+        raise RuntimeError
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_scoring_process_that_dies_is_an_error(
@@ -208,7 +223,5 @@ def test_a_scoring_process_that_dies_is_an_error(
         returncode = -9
 
     monkeypatch.setattr("gemctl.commands.eval.subprocess.run", lambda *_, **__: Died())
-    parser = ArgumentParser()
-    command.arguments(parser)
     with pytest.raises(GemctlError, match="exit code -9"):
-        command.run(parser.parse_args([str(scored[0].path)]))
+        command.run(parsed(str(scored[0].path)))

@@ -49,6 +49,10 @@ def test_run_is_found_by_path_id_and_unique_prefix(run: RunDir) -> None:
         find("zz", root)
     with pytest.raises(InputError, match=f"no such run below {root} .*{run.run_id}"):
         find("nothing", root)
+    (run.path.parent.parent / "other" / "zzz-12" / "run.json").unlink()
+    for reference in ("", "n" * 300):
+        with pytest.raises(InputError):
+            find(reference, root)
     with pytest.raises(InputError, match=r"run\.json is missing"):
         RunDir.open(run.path.parent)
 

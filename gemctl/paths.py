@@ -1,0 +1,39 @@
+"""Paths that a user typed: whether something is there (a path that cannot be is not there), and writing to them.
+
+from gemctl import paths
+paths.is_file("x" * 300)      # False, where pathlib raises
+with paths.writing("-o out.yaml"): ...
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from gemctl.errors import InputError
+
+
+def exists(path: str | Path) -> bool:
+    """Whether anything is at `path`; False where the system refuses to look."""
+    try:
+        return Path(path).exists()
+    except OSError:
+        return False
+
+
+def is_file(path: str | Path) -> bool:
+    """Whether a file is at `path`; False where the system refuses to look."""
+    return exists(path) and Path(path).is_file()
+
+
+def is_dir(path: str | Path) -> bool:
+    """Whether a folder is at `path`; False where the system refuses to look."""
+    return exists(path) and Path(path).is_dir()
+
+
+@contextmanager
+def writing(what: str) -> Iterator[None]:
+    """Around the writing of an output that the user named: what the system refuses becomes an InputError."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"{what}: cannot be written: {error.strerror or error}") from error
