@@ -7,17 +7,19 @@ means is the supervisor's to decide.
 """
 
 import contextlib
+import math
 import os
 import signal
 from collections.abc import Iterator
+from typing import Literal
 
 from gemctl.config.schema import LauncherConfig
 from gemctl.errors import InputError
 from gemctl.launchers.request import request, to_json
+from gemctl.run import process
 from gemctl.run.attempt import Attempt
 from gemctl.run.directory import RunDir
 from gemctl.run.files import create_json, read_log
-from gemctl.run.process import running, wait_until_gone
 
 SESSION = "gemctl"
 SCHEDULER = "local_cwd"
@@ -56,25 +58,36 @@ class LocalAgents:
         """Tells the agent that all files of `attempt` are there."""
         create_json(attempt.request, to_json(request(self._run.path, attempt.number, self._launcher)))
 
-    def running(self) -> bool:
-        """False once the agent's process has ended."""
-        status = self._runner.status(self._handle)
+    def ended(self) -> str | None:
+        """How the agent's process ended, as far as that is known; None while it runs."""
+        how = next(filter(None, map(process.how_ended, self._pids("agent"))), None)  # TorchX does not tell signals
+        return how or (None if self._runs() else "it ended without a word")
+
+    def _runs(self) -> bool:
+        try:
+            status = self._runner.status(self._handle)
+        except OSError:  # TorchX writes a file for an app that has ended, and the disk may be full
+            return False
         return status is not None and not status.is_terminal()
 
     def kill(self) -> list[int]:
         """Kills the agent and its ranks and waits for their ends; returns the processes that are still there."""
         if self._first is None:
             return []
-        served = [attempt for attempt in self._run.attempts() if attempt.number >= self._first.number]
-        lines = [line for attempt in served for line in read_log(attempt.agent_log(0))]
-        agents = {line["pid"] for line in lines if line["event"] == "agent"}
-        for pid in filter(running, agents):
+        agents, ranks = self._pids("agent"), self._pids("rank")
+        for pid in filter(process.running, agents):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
-        self._runner.cancel(self._handle)  # one that has not yet said its number dies of TorchX's SIGTERM
+        with contextlib.suppress(OSError):  # as in `_runs`
+            self._runner.cancel(self._handle)  # one that has not yet said its number dies of TorchX's SIGTERM
         self._first = None
-        ranks = {line["pid"] for line in lines if line["event"] == "rank"}
-        return wait_until_gone([*agents, *ranks], KILL_SECONDS)
+        return process.wait_until_gone([*agents, *ranks], KILL_SECONDS)
+
+    def _pids(self, event: Literal["agent", "rank"]) -> set[int]:
+        """What the agent has said of its own process and its ranks' since it was started."""
+        first = self._first.number if self._first is not None else math.inf
+        served = [attempt for attempt in self._run.attempts() if attempt.number >= first]
+        return {line["pid"] for attempt in served for line in read_log(attempt.agent_log(0)) if line["event"] == event}
 
 
 @contextlib.contextmanager

@@ -111,6 +111,11 @@ def _signal(record: RankRecord) -> str | None:
     return record.exit["signal"] if record.exit is not None and not record.exit["killed"] else None
 
 
+def _left(record: RankRecord) -> bool:
+    """True if the rank's process ended by itself."""
+    return record.exit is not None and not record.exit["killed"]
+
+
 def _exit_code(record: RankRecord) -> int:
     return (record.exit["code"] or 0) if record.exit is not None else 0
 
@@ -126,7 +131,8 @@ def _failure_time(record: RankRecord) -> float:
 def _hang(attempt: Attempt, ranks: Sequence[RankRecord], seconds: float) -> Cause:
     files = {record.rank: attempt.rank_stack(record.rank) for record in ranks}
     stacks = {rank: threads(file.read_text()) for rank, file in files.items() if file.exists()}
-    culprit = hung_rank([record for record in ranks if record.result is None] or ranks, stacks)
+    busy = [record for record in ranks if record.result is None] or [record for record in ranks if not _left(record)]
+    culprit = hung_rank(busy or ranks, stacks)
     stack = stacks.get(culprit.rank)
     where = f"in {stack[0][0].text()}" if stack else "and did not answer a request for its stack"
     cause = _of_rank(attempt, culprit, "hang", f"no progress for {seconds:.0f} s, {where}")

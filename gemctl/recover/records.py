@@ -32,10 +32,6 @@ class RankRecord:
         """Seconds since the rank's last sign."""
         return time.monotonic() - self.progress
 
-    @property
-    def ended(self) -> bool:
-        return self.exit is not None or self.result is not None
-
     def add(self, line: dict[str, Any]) -> None:
         """A line of the rank's own log."""
         self.progress = time.monotonic()
@@ -56,6 +52,9 @@ class Records:
         self._agent_tails = [LogTail(attempt.agent_log(node)) for node in range(claim.nodes)]
         self._rank_tails = [LogTail(attempt.rank_log(rank)) for rank in range(claim.nodes * claim.ranks_per_node)]
         self.ranks = [RankRecord(rank) for rank in range(len(self._rank_tails))]
+        self.patience = claim.patience
+        self.created = self.agent_sign = time.monotonic()
+        self._beat = attempt.beat()
         self.ended_agents: dict[int, bool] = {}  # node → did all its ranks end well
         self.agent_error: str | None = None
 
@@ -63,10 +62,18 @@ class Records:
         """Reads what is new."""
         for node, tail in enumerate(self._agent_tails):
             for line in tail.new():
+                self.agent_sign = time.monotonic()
                 self._add_agent_line(node, line)
         for record, tail in zip(self.ranks, self._rank_tails, strict=True):
             for line in tail.new():
                 record.add(line)
+        if any(record.exit is None for record in self.ranks):  # with nothing left to wait for, it has to say so
+            self._watch_beat()
+
+    def _watch_beat(self) -> None:
+        beat = self.attempt.beat()
+        if beat != self._beat:
+            self._beat, self.agent_sign = beat, time.monotonic()
 
     def _add_agent_line(self, node: int, line: dict[str, Any]) -> None:
         match line["event"]:
@@ -95,9 +102,20 @@ class Records:
         """True once every rank has a process."""
         return all(record.pid is not None for record in self.ranks)
 
-    def stalled(self, seconds: float) -> bool:
-        """True if a rank that has not ended (or has not been started) has given no sign for `seconds`."""
-        return any(not record.ended and record.idle > seconds for record in self.ranks)
+    @property
+    def age(self) -> float:
+        """Seconds since the attempt began to be followed."""
+        return time.monotonic() - self.created
+
+    @property
+    def agent_idle(self) -> float:
+        """Seconds since an agent's last line or, while it has ranks, its last beat."""
+        return time.monotonic() - self.agent_sign
+
+    def stalled(self, seconds: float, closing: float) -> bool:
+        """True if a rank whose process has not ended has given no sign for `seconds`, or `closing` once it was done."""
+        limits = ((record, seconds if record.result is None else closing) for record in self.ranks)
+        return any(record.exit is None and record.idle > limit for record, limit in limits)
 
     def step(self) -> int | None:
         """The furthest step that any rank has reached."""

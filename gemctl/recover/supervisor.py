@@ -3,8 +3,8 @@
     gemctl train …        # runs it, in the foreground
 
 It decides from the attempt's own records (gemctl/recover/records.py): a rank that has died, a stage without a sign for
-`recover.watchdog` seconds, an agent that has gone. The first Ctrl-C or SIGTERM files a stop request, which the ranks
-agree on at the end of their step; a second one ends everything at once.
+`recover.watchdog` seconds, an agent that has gone or stopped beating. The first Ctrl-C or SIGTERM files a stop request,
+which the ranks agree on at the end of their step; a second one ends everything at once.
 """
 
 import contextlib
@@ -29,6 +29,7 @@ from gemctl.run.manifest import checkpoints, newest_verified
 
 POLL = 0.02
 AGENT_POLL = 0.2  # seconds between looks at what costs more: the agent's process, the attempts' folder
+STARTUP = 60.0  # seconds, at least, until all ranks have a process: imports on a busy machine are no hang
 KILL_GRACE = 3.0  # seconds an agent has to kill its ranks and say so before it is killed itself
 FAIL_GRACE = 3.0  # seconds between a rank's own failure and its end
 
@@ -38,7 +39,7 @@ class Agents(Protocol):
 
     def start(self, attempt: Attempt) -> None: ...
     def submit(self, attempt: Attempt) -> None: ...
-    def running(self) -> bool: ...
+    def ended(self) -> str | None: ...
     def kill(self) -> list[int]: ...
 
 
@@ -122,7 +123,7 @@ class _Supervisor:
             heartbeat=self.recover.heartbeat,
             owner=owner,
         )
-        if owner is None or not self.agents.running():
+        if owner is None or self.agents.ended() is not None:
             self.agents.start(attempt)  # it imports while the rest is made ready
         attempt.config.write_text(self.prepared.config)
         attempt.plan.write_text(self.prepared.plan)
@@ -158,16 +159,16 @@ class _Supervisor:
                 stopping = True
                 requests.file(self.run, "stop")
                 self.follower.note("stopping: the ranks save at the end of this step (Ctrl-C again ends them at once)")
-            if records.stalled(self.recover.watchdog):
-                return self._hung(attempt, records)
+            if hang := self._hang(attempt, records):
+                return hang
             if _lingering(records):
                 return self._end_ranks(attempt, records, None)
             if time.monotonic() - looked > AGENT_POLL:
                 looked = time.monotonic()
                 if not attempt.owns_run():
                     return self._taken_over(records)
-                if not self.agents.running():
-                    return self._without_agent(attempt, records)
+                if (how := self.agents.ended()) is not None:
+                    return self._without_agent(attempt, records, how)
             time.sleep(POLL)
 
     def _judge(self, attempt: Attempt, records: Records, hung_for: float | None) -> _End:
@@ -177,12 +178,19 @@ class _Supervisor:
         cause = root_cause(attempt, records.ranks, hung_for, records.agent_error)
         return _End("failed", cause.step if cause.step is not None else records.step(), cause)
 
-    def _hung(self, attempt: Attempt, records: Records) -> _End:
-        seconds = self.recover.watchdog
-        if records.started:
-            return self._end_ranks(attempt, records, seconds)
+    def _hang(self, attempt: Attempt, records: Records) -> _End | None:
+        """The end of an attempt that makes no progress; None if it does. Each part has its own limit."""
+        watchdog = self.recover.watchdog
+        startup, silence = max(watchdog, STARTUP), max(watchdog, records.patience)
+        if not records.started:
+            late = records.age > startup
+            return self._blame_agent(attempt, f"not all ranks were started within {startup:.0f} s") if late else None
+        if records.agent_idle > silence:  # before the ranks: their ends are the agent's to tell
+            return self._blame_agent(attempt, f"the agent has given no sign for {silence:.0f} s (recover.watchdog)")
+        return self._end_ranks(attempt, records, watchdog) if records.stalled(watchdog, silence) else None
+
+    def _blame_agent(self, attempt: Attempt, detail: str) -> _End:
         self._kill_all()
-        detail = f"no ranks were started within {seconds:.0f} s (recover.watchdog)"
         return _End("failed", None, Cause("agent", None, None, None, detail, str(attempt.agent_output(0))))
 
     def _end_ranks(self, attempt: Attempt, records: Records, hung_for: float | None) -> _End:
@@ -196,9 +204,10 @@ class _Supervisor:
             self._kill_all()
         return self._judge(attempt, records, hung_for)
 
-    def _without_agent(self, attempt: Attempt, records: Records) -> _End:
+    def _without_agent(self, attempt: Attempt, records: Records, how: str) -> _End:
         self._kill_all()
         records.update()
+        records.agent_error = records.agent_error or how
         return self._judge(attempt, records, None)
 
     def _taken_over(self, records: Records) -> _End:
@@ -276,7 +285,7 @@ def _interrupts(count: Callable[[], None]) -> Iterator[None]:
 
 def _lingering(records: Records) -> bool:
     """True if a rank has said that it failed and yet does not end."""
-    return any(record.failure and not record.ended and record.idle > FAIL_GRACE for record in records.ranks)
+    return any(record.failure and record.exit is None and record.idle > FAIL_GRACE for record in records.ranks)
 
 
 def reference(run: RunDir) -> str:

@@ -25,6 +25,19 @@ def running(pid: int) -> bool:
     return status.rpartition(")")[2].split()[0] not in {"Z", "X"}
 
 
+def how_ended(pid: int) -> str | None:
+    """How this process's child `pid` ended, in words; None while it runs, or if nobody can tell. It is not reaped."""
+    try:
+        end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return None
+    if end is None:
+        return None
+    if end.si_code == os.CLD_EXITED:
+        return f"exit code {end.si_status}"
+    return f"killed by {signal.Signals(end.si_status).name}"
+
+
 def wait_until_gone(pids: list[int], seconds: float) -> list[int]:
     """Waits until none of `pids` runs; returns those that still do after `seconds`."""
     deadline = time.monotonic() + seconds

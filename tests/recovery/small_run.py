@@ -29,6 +29,7 @@ from gemctl.run.stages import Stage, StageRecorder
 RANKS = 3
 STEPS = 6
 STEP_SECONDS = 0.02
+LINGER = "SMALL_RUN_LINGER"
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,8 @@ class Case:
     watchdog: float = 60.0
     crash_budget: int = 0
     steps: int = STEPS
-    disturb: str = ""  # interrupt, interrupt_twice, kill_agent, kill_self, stop_rank, take_over
+    disturb: str = ""  # interrupt, interrupt_twice, kill_agent, stop_agent, kill_self, stop_rank, take_over
+    linger: bool = False  # rank 1 is stopped once it is done
     at: int = 2  # -1: in build
 
 
@@ -94,6 +96,8 @@ def work(run_path: str, number: int) -> None:
     dist.barrier()
     dist.destroy_process_group()
     stages.finish("stopped" if stopped else "finished", done)
+    if rank == 1 and os.environ.get(LINGER):
+        os.kill(os.getpid(), signal.SIGSTOP)
 
 
 class ForkedAgents:
@@ -118,12 +122,15 @@ class ForkedAgents:
     def submit(self, attempt: Attempt) -> None:
         create_json(attempt.request, {})
 
-    def running(self) -> bool:
-        return self.pid != 0 and os.waitpid(self.pid, os.WNOHANG)[0] == 0
+    def ended(self) -> str | None:
+        if not self.pid:
+            return "it was killed"
+        return process.how_ended(self.pid)
 
     def kill(self) -> list[int]:
-        if self.pid and process.running(self.pid):
-            os.killpg(self.pid, signal.SIGKILL)
+        if self.pid:
+            if process.running(self.pid):
+                os.killpg(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, 0)
         self.pid = 0
         return process.wait_until_gone(pids(self.run), 3)
@@ -170,6 +177,10 @@ def _kill_agent(run: RunDir, records: Records) -> None:
     os.kill(pids(run)[0], signal.SIGKILL)
 
 
+def _stop_agent(run: RunDir, records: Records) -> None:
+    os.kill(pids(run)[0], signal.SIGSTOP)
+
+
 def _kill_self(run: RunDir, records: Records) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -181,13 +192,16 @@ def _stop_rank(run: RunDir, records: Records) -> None:
 def _take_over(run: RunDir, records: Records) -> None:
     from gemctl.run.attempt import claim
 
+    agent = pids(run)[0]
     claim(run.path, records.attempt.number + 1, nodes=1, ranks_per_node=RANKS, heartbeat=0.1)
+    process.wait_until_gone([agent], 3)  # it sees that by itself, not only through its supervisor
 
 
 DISTURBANCES: dict[str, Callable[[RunDir, Records], None]] = {
     "interrupt": _interrupt,
     "interrupt_twice": _interrupt_twice,
     "kill_agent": _kill_agent,
+    "stop_agent": _stop_agent,
     "kill_self": _kill_self,
     "stop_rank": _stop_rank,
     "take_over": _take_over,
@@ -199,6 +213,8 @@ def supervise(case: Case) -> Ended:
     run = RunDir.create(case.root, "small", ["test"])
     if case.inject:
         os.environ["GEMCTL_INJECT"] = case.inject
+    if case.linger:
+        os.environ[LINGER] = "1"
     follower = Disturbing(case, run)
     prepared = Prepared(str(case.steps), "{}", 1, RANKS)
     recover = RecoverConfig(heartbeat=0.1, watchdog=case.watchdog, budgets=BudgetsConfig(case.crash_budget))

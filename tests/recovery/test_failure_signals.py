@@ -5,9 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from gemctl.config.schema import RecoverConfig
+from gemctl.recover.records import Records
+from gemctl.recover.supervisor import Prepared, _Supervisor
 from gemctl.run import process
+from gemctl.run.attempt import claim
+from gemctl.run.directory import RunDir
 from gemctl.run.files import read_log
-from tests.recovery.small_run import STEPS, Case, Ended, only_run, pids, supervise_all
+from tests.recovery.small_run import STEPS, Case, Disturbing, Ended, ForkedAgents, only_run, pids, supervise_all
 from tests.world import run_world
 
 LONG = 500
@@ -31,6 +36,8 @@ CASES: dict[str, dict[str, object]] = {
     "interrupt in build": {"disturb": "interrupt", "inject": "hang:rank=1,stage=build", "at": -1},
     "interrupt twice": {"disturb": "interrupt_twice", "steps": LONG},
     "kill agent": {"disturb": "kill_agent", "steps": LONG},
+    "stop agent": {"disturb": "stop_agent", "watchdog": 4.0},
+    "stop done rank": {"linger": True, "watchdog": 4.0},
     "kill supervisor": {"disturb": "kill_self", "steps": LONG},
     "stop rank": {"disturb": "stop_rank", "steps": LONG, "watchdog": 4.0},
     "take over": {"disturb": "take_over", "steps": LONG},
@@ -72,8 +79,37 @@ def test_second_interrupt_ends_at_once(ends: dict[str, Ended]) -> None:
 def test_dead_agent_ends_the_run(ends: dict[str, Ended]) -> None:
     end = ends["kill agent"]
     assert (end.error, end.exit_code, end.left) == ("RunFailed", 1, [])
-    assert "the agent ended without a word" in end.message
+    assert "the agent failed: killed by SIGKILL" in end.message
     assert end.seconds < 3
+
+
+def test_agent_that_is_stopped_is_to_blame(ends: dict[str, Ended]) -> None:
+    """Its ranks go on and finish: only their ends stay untold."""
+    end = ends["stop agent"]
+    assert (end.error, end.exit_code, end.left) == ("RunFailed", 1, [])
+    assert "the agent has given no sign for 5 s" in end.message
+
+
+def test_rank_that_is_done_and_does_not_end_is_named(ends: dict[str, Ended]) -> None:
+    end = ends["stop done rank"]
+    assert end.cause is not None
+    assert (end.cause["kind"], end.cause["rank"], end.cause["stage"], end.left) == ("hang", 1, "close", [])
+
+
+def test_start_up_has_a_limit_of_its_own(tmp_path: Path) -> None:
+    run = RunDir.create(str(tmp_path), "small", ["test"])
+    attempt = claim(run.path, 1, nodes=1, ranks_per_node=1, heartbeat=0.1)
+    recover = RecoverConfig(watchdog=0.1)
+    supervisor = _Supervisor(run, Prepared("", "", 1, 1), recover, ForkedAgents(run), Disturbing(Case(""), run))
+    records = Records(attempt)
+    records.created -= 1
+    records.agent_sign -= 1
+    assert supervisor._hang(attempt, records) is None
+    records.created -= 60
+    end = supervisor._hang(attempt, records)
+    assert end is not None
+    assert end.cause is not None
+    assert end.cause.text() == "not all ranks were started within 60 s"
 
 
 def test_nothing_outlives_the_supervisor(ends: dict[str, Ended], roots: dict[str, Path]) -> None:
