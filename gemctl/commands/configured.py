@@ -64,9 +64,13 @@ def check_data(data: "DataConfig") -> None:
         return
     spec = feature_spec.load(data.spec)
     problems = []
-    for url in filter(None, [data.train, data.eval]):
+    for key, url in {"data.train": data.train, "data.eval": data.eval}.items():
+        if url is None:
+            continue
         try:
-            ParquetSource(url, spec, histories=data.histories == "keep").close()
+            source = ParquetSource(url, spec, histories=data.histories == "keep")
+            source.close()
+            problems += [] if source.row_count else [f"{key}={url}: no rows"]
         except InputError as error:
             problems += error.problems
     if problems:

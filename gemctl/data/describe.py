@@ -1,6 +1,6 @@
 """What a Parquet file's columns look like: types, distinct values, ranges, nulls, from a sample of the first rows.
 
-table, columns = describe(open_file(filesystem, path))
+table, columns = describe(open_file(filesystem, path), path)
 print(columns[0].seen())      # 812 distinct in 50,000, 0 … 811, 0.1% null
 """
 
@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types as pt
 
-from gemctl.data.parquet import is_list
+from gemctl.data.parquet import is_list, read_group, repeated
+from gemctl.errors import InputError
 
 SAMPLE_ROWS = 50_000
 
@@ -77,16 +78,19 @@ class Column:
         return self.number and self.distinct <= 2 and {self.low, self.high} <= {0.0, 1.0}
 
 
-def describe(file: Any) -> tuple[Any, list[Column]]:
-    """The first rows of a `pyarrow.parquet.ParquetFile` (at least SAMPLE_ROWS of them if it has so many)."""
-    groups, rows = [], 0
+def describe(file: Any, path: str) -> tuple[Any, list[Column]]:
+    """The first rows of a `pyarrow.parquet.ParquetFile` (at most SAMPLE_ROWS), and its columns.
+
+    `path` names the file in InputErrors: columns of one name, a damaged row group.
+    """
+    if twice := repeated(path, file.schema_arrow):
+        raise InputError(list(twice.values()))
+    tables, rows = [file.schema_arrow.empty_table()], 0
     for group in range(file.num_row_groups):
-        groups.append(group)
-        rows += file.metadata.row_group(group).num_rows
-        if rows >= SAMPLE_ROWS:
-            break
-    table = file.read_row_groups(groups) if groups else file.schema_arrow.empty_table()
-    table = table.slice(0, SAMPLE_ROWS).combine_chunks()
+        if rows < SAMPLE_ROWS:
+            tables.append(read_group(file, path, group))
+            rows += tables[-1].num_rows
+    table = pa.concat_tables(tables).slice(0, SAMPLE_ROWS).combine_chunks()
     return table, [_column(table, name, file.metadata) for name in table.column_names]
 
 

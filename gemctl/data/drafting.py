@@ -64,7 +64,7 @@ class _Guess:
 def draft(url: str, labels: list[str]) -> Draft:
     """A draft for the Parquet file or folder at `url`; `labels`: label columns, where their names do not tell."""
     filesystem, paths = find_files(url)
-    table, columns = describe(open_file(filesystem, paths[0]))
+    table, columns = describe(open_file(filesystem, paths[0]), paths[0])
     if table.num_rows == 0:
         raise InputError(f"{paths[0]}: no rows to learn from")
     guess = _Guess()

@@ -7,7 +7,7 @@ Opening reads the footers and checks the schema of every file against the spec: 
 columns are read, a row group at a time; the last `keep` decoded row groups stay in memory.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from typing import Any
@@ -72,7 +72,7 @@ class ParquetSource:
             self._decoded.popitem(last=False)
         file, group = self._groups[index]
         # no threads: a rank's prefetch thread reads while the rank's other cores compute
-        table = self._files[file].read_row_group(group, columns=list(self._needed), use_threads=False)
+        table = read_group(self._files[file], self._paths[file], group, columns=list(self._needed), use_threads=False)
         place = Place(self._paths[file], group, int(self._starts[index]))
         block = decode(table, self.spec, place, histories=self.histories)
         self._decoded[index] = block
@@ -84,6 +84,9 @@ class ParquetSource:
 
     def _check(self, path: str, file: Any) -> Iterable[str]:
         schema = file.schema_arrow
+        if twice := [problem for name, problem in repeated(path, schema).items() if name in self._needed]:
+            yield from twice
+            return
         for name, (role, legal, wanted) in self._needed.items():
             if name not in schema.names:
                 near = get_close_matches(name, schema.names, n=1)
@@ -117,6 +120,21 @@ def open_file(filesystem: Any, path: str) -> Any:
         return pq.ParquetFile(path if local else filesystem.open(path, "rb"))
     except (OSError, pa.ArrowInvalid) as error:
         raise InputError(f"{path}: not a readable Parquet file: {error}") from error
+
+
+def read_group(file: Any, path: str, group: int, **how: Any) -> pa.Table:
+    """One row group of a `pyarrow.parquet.ParquetFile`; InputError where its bytes are damaged."""
+    try:
+        return file.read_row_group(group, **how)
+    except (OSError, pa.ArrowException) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"{path}: row group {group} can't be read, the file is damaged: {reason}") from error
+
+
+def repeated(path: str, schema: Any) -> dict[str, str]:
+    """By name that several columns have, which so means none of them: the problem."""
+    counts = Counter(schema.names)
+    return {name: f"{path}: {n} columns are called {name!r}: rename all but one" for name, n in counts.items() if n > 1}
 
 
 Need = tuple[str, Callable[[Any], bool], str]  # role, what types are legal, and in words

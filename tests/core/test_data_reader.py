@@ -1,6 +1,7 @@
 """The Parquet reader against a plain Python reading of the same rows, and one clear error for each broken file."""
 
 import math
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from gemctl.commands.configured import check_data
+from gemctl.config.schema import DataConfig
+from gemctl.data.drafting import draft
 from gemctl.data.hashing import hash_strings
 from gemctl.data.parquet import ParquetSource
 from gemctl.data.rows import RowBlock
@@ -294,3 +298,50 @@ def test_what_is_no_data_set_is_said_in_one_line(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=expected) as error:
             ParquetSource(str(tmp_path / name), spec())
         assert len(error.value.problems) == 1
+
+
+def damage(path: Path, group: int) -> None:
+    """Overwrites the first pages of a row group; the footer stays whole."""
+    column = pq.read_metadata(path).row_group(group).column(0)
+    data = bytearray(path.read_bytes())
+    start = column.dictionary_page_offset or column.data_page_offset
+    data[start : start + column.total_compressed_size] = b"\xff" * column.total_compressed_size
+    path.write_bytes(data)
+
+
+def test_a_damaged_row_group_is_named(tmp_path: Path) -> None:
+    damage(path := write(tmp_path / "rows.parquet", columns()), 2)
+    source = ParquetSource(str(path), spec())
+    assert len(source.read(np.array([0, 39, 60])).fixed["rows"]) == 3
+    for read in (lambda: source.read(np.array([40])), lambda: draft(str(path), ["click"])):
+        with pytest.raises(InputError) as caught:
+            read()
+        (problem,) = caught.value.problems
+        assert problem.startswith(f"{path}: row group 2 can't be read, the file is damaged: ") and "\n" not in problem
+
+
+def test_columns_of_one_name_are_refused_where_they_are_needed(tmp_path: Path) -> None:
+    table = pa.table({**columns(), "other": [0] * 90})
+    for name, problems in (("price", ["'price'"]), ("other", [])):
+        path = tmp_path / f"{name}.parquet"
+        pq.write_table(table.append_column(name, table["weight"]), path)
+        expected = [f"{path}: 2 columns are called {text}: rename all but one" for text in problems]
+        found = []
+        try:
+            ParquetSource(str(path), spec()).read(np.arange(9))
+        except InputError as error:
+            found = error.problems
+        assert found == expected
+        with pytest.raises(InputError, match=f"2 columns are called '{name}'"):
+            draft(str(path), ["click"])
+
+
+def test_data_without_rows_is_refused_before_a_launch(tmp_path: Path) -> None:
+    (tmp_path / "spec.yaml").write_text(SPEC)
+    full, empty = write(tmp_path / "full.parquet", columns()), tmp_path / "empty.parquet"
+    pq.write_table(pq.read_table(full).slice(0, 0), empty)
+    data = DataConfig(spec=str(tmp_path / "spec.yaml"), train=str(full), eval=str(full))
+    check_data(data)
+    with pytest.raises(InputError) as caught:
+        check_data(replace(data, train=str(empty), eval=str(empty)))
+    assert caught.value.problems == [f"data.train={empty}: no rows", f"data.eval={empty}: no rows"]
