@@ -10,8 +10,10 @@ runs/<name>/<run_id>/
 gemctl status         # lists the runs below runs/
 """
 
+import errno
 import getpass
 import importlib.metadata
+import os
 import platform
 import secrets
 import socket
@@ -44,15 +46,15 @@ class RunDir:
 
     @classmethod
     def create(cls, root: str, name: str, command: list[str]) -> "RunDir":
-        """Makes `<root>/<name>/<new run id>/` with its run.json; `command` is the command line that asked for it."""
-        folder = Path(root).absolute() / name
-        run = cls(folder / new_run_id())
+        """Makes `<root>/<name>/<new run id>/` with its run.json; `command` is the command line that asked for it.
+
+        InputError where it cannot be written.
+        """
+        run = cls(folder_of(root, name) / new_run_id())
         with paths.writing(f"run.root {root}"):
-            folder.mkdir(parents=True, exist_ok=True)
-            run.path.mkdir()
-        for part in (run.requests, run.checkpoints, run.path / "attempts"):
-            part.mkdir()
-        create_json(run.path / "run.json", _identity(run.run_id, name, command))
+            for part in (run.path, run.requests, run.checkpoints, run.path / "attempts"):
+                part.mkdir()
+            create_json(run.path / "run.json", _identity(run.run_id, name, command))
         return run
 
     @classmethod
@@ -68,6 +70,10 @@ class RunDir:
         """What run.json says."""
         return read_json(self.path / "run.json")
 
+    def configured(self) -> Attempt | None:
+        """The newest attempt that got as far as its configuration; None if none did."""
+        return next((attempt for attempt in reversed(self.attempts()) if attempt.config.exists()), None)
+
     def attempts(self) -> list[Attempt]:
         """All attempts, oldest first. The last one owns the run."""
         numbers = sorted(int(path.name) for path in (self.path / "attempts").iterdir() if path.name.isdigit())
@@ -79,6 +85,16 @@ class RunDir:
     def last_attempt(self) -> Attempt | None:
         attempts = self.attempts()
         return attempts[-1] if attempts else None
+
+
+def folder_of(root: str, name: str) -> Path:
+    """The folder of all runs called `name`, made if there is none yet. InputError where no run can be written."""
+    folder = Path(root).absolute() / name
+    with paths.writing(f"run.root {root}"):
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    return folder
 
 
 def new_run_id() -> str:

@@ -13,7 +13,7 @@ import pytest
 from gemctl.errors import InputError
 from gemctl.run import requests
 from gemctl.run.attempt import Attempt, Base, Heartbeat, claim, watch_beat
-from gemctl.run.directory import RunDir, find
+from gemctl.run.directory import RunDir, find, folder_of
 from gemctl.run.files import JsonLog, LogTail, create_json, read_json, read_log
 
 
@@ -33,6 +33,13 @@ def test_identity_is_written_once(run: RunDir) -> None:
     assert json.loads((run.path / "run.json").read_text())["format"] == 1
     with pytest.raises(FileExistsError):
         create_json(run.path / "run.json", {})
+
+
+@pytest.mark.parametrize("root", ["file", "file/below", "/proc/gemctl"])
+def test_folder_that_takes_no_runs_is_bad_input(root: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match=r"run\.root .*(file|gemctl).*: cannot be written: "):
+        folder_of(str(tmp_path / root), "gem")
 
 
 def test_run_is_found_by_path_id_and_unique_prefix(run: RunDir) -> None:
