@@ -256,9 +256,9 @@ class Agent:
         """A higher attempt exists. If it is not our owner's, end at once; the ranks die with their parent."""
         higher = self.run.last_attempt()
         deadline = time.monotonic() + CLAIM_GRACE
-        while higher is not None and not higher.claim_file.exists() and time.monotonic() < deadline:
+        while higher is not None and not higher.claimed and time.monotonic() < deadline:
             time.sleep(POLL)
-        if higher is None or not higher.claim_file.exists() or higher.claim().owner != self.owner:
+        if higher is None or not higher.claimed or higher.claim().owner != self.owner:
             self._log.write({"event": "superseded", "time": time.time()})
             os._exit(1)
 

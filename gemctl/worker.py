@@ -186,12 +186,12 @@ def by_hand(run_path: str) -> str:
     last one's configuration from the newest verified checkpoint. Raises InputError on a run that beats.
     """
     run = RunDir.open(run_path)
-    last = run.last_attempt()
-    if last is None:
+    last, source = run.last_attempt(), run.configured()
+    if last is None or source is None:
         raise InputError(f"{run_path}: no attempt has left a configuration here; start the run with gemctl train")
-    config = from_yaml(last.config.read_text(), str(last.config))
+    config = from_yaml(source.config.read_text(), str(source.config))
     init_world(config.cluster.device)
-    told: list[Any] = [_take_over(run, last, config)] if env.rank() == 0 else [None]
+    told: list[Any] = [_take_over(run, last, source, config)] if env.rank() == 0 else [None]
     dist.broadcast_object_list(told)
     attempt = run.attempt(told[0])
     if env.rank() != 0:
@@ -202,7 +202,7 @@ def by_hand(run_path: str) -> str:
     return result
 
 
-def _take_over(run: RunDir, last: Attempt, config: Config) -> int:
+def _take_over(run: RunDir, last: Attempt, source: Attempt, config: Config) -> int:
     age = watch_beat(last)
     if age is not None:
         raise InputError(f"{run.run_id}: attempt {last.number} still runs on {last.claim().host}; gemctl stop ends it")
@@ -212,7 +212,7 @@ def _take_over(run: RunDir, last: Attempt, config: Config) -> int:
         nodes=env.world_size() // local, ranks_per_node=local, heartbeat=config.recover.heartbeat,
     )  # fmt: skip
     for file in ("config", "plan"):
-        getattr(attempt, file).write_text(getattr(last, file).read_text())
+        getattr(attempt, file).write_text(getattr(source, file).read_text())
     checkpoint, _ = newest_verified(run)
     attempt.write_base(Base(checkpoint.path.name, checkpoint.step) if checkpoint else Base(None, 0))
     return attempt.number

@@ -39,8 +39,7 @@ def run(args: argparse.Namespace) -> "Report":
 
     require()
     target = find(args.run, args.root)
-    last = target.last_attempt()
-    source = next((attempt for attempt in reversed(target.attempts()) if attempt.config.exists()), None)
+    last, source = target.last_attempt(), target.configured()
     if last is None or source is None:
         raise InputError(f"{target.run_id}: was never launched, so there is nothing to go on with")
     before = from_yaml(source.config.read_text(), str(source.config))
@@ -80,8 +79,7 @@ def refuse_living(run: "RunDir", attempt: "Attempt") -> None:
     from gemctl.run.attempt import watch_beat
 
     if not attempt.end_file.exists():
-        patience = attempt.claim().patience
-        sys.stderr.write(f"attempt {attempt.number} left no end; watching up to {patience:.0f} s for a beat\n")
+        sys.stderr.write(f"attempt {attempt.number} left no end; watching up to {attempt.patience:.0f} s for a beat\n")
     if watch_beat(attempt) is not None:
         age = max(0.0, time.time() - attempt.heartbeat.stat().st_mtime)
         raise InputError(

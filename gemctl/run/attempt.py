@@ -29,6 +29,7 @@ from typing import Any
 from gemctl.errors import InputError
 from gemctl.run.files import create_json, read_json
 
+PATIENCE = 5.0  # seconds, at least, without a beat after which an attempt counts as dead
 BEAT_BYTES = 64  # every beat is written over the last one in a single write
 
 
@@ -48,7 +49,7 @@ class Claim:
     @property
     def patience(self) -> float:
         """Seconds without a beat after which the attempt counts as dead: ten beats, at least 5 s."""
-        return max(5.0, 10 * self.heartbeat)
+        return max(PATIENCE, 10 * self.heartbeat)
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,16 @@ class Attempt:
     def rank_stack(self, rank: int) -> Path:
         """Where the rank dumps its stack when asked to."""
         return self.logs / f"rank-{rank}.stack"
+
+    @property
+    def claimed(self) -> bool:
+        """False for a moment after the folder is made, and for ever if its maker died in that moment."""
+        return self.claim_file.exists()
+
+    @property
+    def patience(self) -> float:
+        """As its claim says; the shortest if it has none."""
+        return self.claim().patience if self.claimed else PATIENCE
 
     def claim(self) -> Claim:
         return Claim(**read_json(self.claim_file))
@@ -151,7 +162,6 @@ def claim(
     attempt = Attempt(folder)
     attempt.logs.mkdir()
     attempt.ranks.mkdir()
-    _write_beat(attempt, 0)
     create_json(
         attempt.claim_file,
         {
@@ -165,6 +175,7 @@ def claim(
             "first_request": 1 + sum(1 for _ in (run_path / "requests").glob("*.json")),
         },
     )
+    _write_beat(attempt, 0)  # after the claim: what beats can be asked who it is
     return attempt
 
 
@@ -216,7 +227,7 @@ def watch_beat(attempt: Attempt) -> float | None:
     """
     if attempt.end_file.exists():
         return None
-    patience = attempt.claim().patience
+    patience = attempt.patience
     start, first = time.monotonic(), attempt.beat()
     while time.monotonic() - start < patience:
         if attempt.end_file.exists():

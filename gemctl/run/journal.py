@@ -58,7 +58,7 @@ def read_journals(run: RunDir) -> list[Journal]:
     """All attempts that were claimed, oldest first."""
     journals: list[Journal] = []
     limit = float("inf")
-    for attempt in reversed([attempt for attempt in run.attempts() if attempt.claim_file.exists()]):
+    for attempt in reversed([attempt for attempt in run.attempts() if attempt.claimed]):
         journals.append(Journal(attempt, limit, read_log(attempt.metrics), read_log(attempt.ledger)))
         if attempt.base_file.exists():
             limit = min(limit, attempt.base().step)

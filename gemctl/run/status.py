@@ -65,7 +65,7 @@ def status(run: RunDir) -> RunStatus:
 
 
 def _attempt(attempt: Attempt) -> AttemptStatus:
-    claim = attempt.claim() if attempt.claim_file.exists() else None
+    claim = attempt.claim() if attempt.claimed else None
     end = attempt.end()
     age = time.time() - attempt.heartbeat.stat().st_mtime if attempt.heartbeat.exists() else None
     stage, step = _progress(attempt)

@@ -107,3 +107,18 @@ def test_resume_keeps_the_world_the_model_and_the_data() -> None:
 def test_resume_of_a_run_that_was_never_launched_is_refused(run: RunDir) -> None:
     with pytest.raises(InputError, match="never launched"):
         resume.run(_args(run, changes=[]))
+
+
+def test_folder_whose_maker_died_before_its_claim_is_a_dead_attempt(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _start(run, 1).write_end("failed", step=1)
+    (run.path / "attempts" / "9").mkdir()
+    monkeypatch.setattr("gemctl.run.attempt.PATIENCE", 0.1)
+    assert _status(run).state == "silent"
+    with pytest.raises(InputError, match="does not run"):
+        stop.run(_args(run))
+    last = run.last_attempt()
+    assert last is not None
+    resume.refuse_living(run, last)
+    assert _start(run, last.number + 1).number == 10
