@@ -22,11 +22,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> "RunList | RunStatus":
-    from gemctl.run.directory import find, list_runs
-    from gemctl.run.status import RunList, status
+    from gemctl.run.directory import find
+    from gemctl.run.status import run_list, status
 
     if args.run is not None:
         return status(find(args.run, args.root))
     if not paths.is_dir(args.root):
         raise InputError(f"--root {args.root}: no such folder, so no run is there")
-    return RunList(args.root, [status(found) for found in list_runs(args.root)])
+    return run_list(args.root)

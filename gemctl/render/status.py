@@ -11,14 +11,19 @@ if TYPE_CHECKING:
     from gemctl.run.status import AttemptStatus, RunList, RunStatus
 
 
-def run_list(value: "RunList") -> "Table | str":
+def run_list(value: "RunList") -> "Group":
     """One line a run, newest last."""
+    from rich.console import Group
+
+    runs = _runs(value.runs) if value.runs else f"no runs below {value.root}"
+    return Group(runs, *(f"cannot be read: {problem}" for problem in value.unreadable))
+
+
+def _runs(runs: "list[RunStatus]") -> "Table":
     from rich.table import Table
 
-    if not value.runs:
-        return f"no runs below {value.root}"
     table = Table("run", "name", "state", "started", "attempts", "step", "checkpoint", box=None, header_style="bold")
-    for run in value.runs:
+    for run in runs:
         last = run.attempts[-1] if run.attempts else None
         step = "–" if last is None or last.step is None else str(last.step)
         saved = "–" if run.checkpoint_step is None else f"step {run.checkpoint_step}"

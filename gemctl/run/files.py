@@ -31,14 +31,14 @@ def create_json(path: Path, value: dict[str, Any]) -> None:
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in `path` without its `format`. InputError if it is newer than this gemctl, or not a JSON object."""
+    return _object(path.read_bytes(), str(path))
+
+
+def _object(text: bytes, where: str) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text())
+        value = json.loads(text)
     except ValueError as error:
-        raise InputError(f"{path}: not JSON ({error})") from error
-    return _checked(value, str(path))
-
-
-def _checked(value: Any, where: str) -> dict[str, Any]:
+        raise InputError(f"{where}: not JSON ({error})") from error
     if not isinstance(value, dict):
         raise InputError(f"{where}: a JSON object was expected")
     written = value.pop("format", FORMAT)
@@ -63,12 +63,12 @@ class JsonLog:
 class LogTail:
     """Reads a JSON-lines file that may still grow, or not exist yet: `new()` returns what came since the last call.
 
-    A last line without its newline is left for the next call.
+    A last line without its newline is left for the next call. InputError names file and line of one that is no object.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._offset = 0
+        self._offset = self._lines = 0
 
     def new(self) -> list[dict[str, Any]]:
         try:
@@ -78,8 +78,10 @@ class LogTail:
         except FileNotFoundError:
             return []
         whole = data[: data.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        return [_checked(json.loads(line), str(self.path)) for line in whole.splitlines()]
+        lines = whole.split(b"\n")[:-1]
+        found = [_object(line, f"{self.path}:{self._lines + at}") for at, line in enumerate(lines, start=1)]
+        self._offset, self._lines = self._offset + len(whole), self._lines + len(lines)
+        return found
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:

@@ -3,8 +3,9 @@
 import time
 from dataclasses import dataclass
 
+from gemctl.errors import InputError
 from gemctl.run.attempt import Attempt
-from gemctl.run.directory import RunDir
+from gemctl.run.directory import RunDir, list_runs
 from gemctl.run.files import read_log
 from gemctl.run.manifest import checkpoints
 
@@ -43,13 +44,29 @@ class RunStatus:
 
 @dataclass(frozen=True)
 class RunList:
+    """All runs below `root`, oldest first; `unreadable`: why some are not among them."""
+
     root: str
     runs: list[RunStatus]
+    unreadable: list[str]
+
+
+def run_list(root: str) -> RunList:
+    """Every run's status; one whose files cannot be read does not hide the others."""
+    runs, unreadable = [], []
+    for run in list_runs(root):
+        try:
+            runs.append(status(run))
+        except InputError as error:
+            unreadable += error.problems
+    return RunList(root, runs, unreadable)
 
 
 def status(run: RunDir) -> RunStatus:
     """Reads the run's files; nothing waits, so `silent` is a judgement by file times and clocks."""
     info = run.info()
+    if missing := [key for key in ("name", "created") if key not in info]:
+        raise InputError(f"{run.path / 'run.json'}: {', '.join(missing)}: missing")
     attempts = [_attempt(attempt) for attempt in run.attempts()]
     newest = next((found for found in checkpoints(run) if found.flaw is None), None)
     return RunStatus(

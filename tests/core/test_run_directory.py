@@ -93,6 +93,18 @@ def test_log_tail_leaves_an_unfinished_line(tmp_path: Path) -> None:
     assert read_log(tail.path) == [{"a": 1}, {"a": 2}]
 
 
+def test_bad_line_of_a_log_is_named(tmp_path: Path) -> None:
+    tail = LogTail(tmp_path / "log.jsonl")
+    JsonLog(tail.path).write({"a": 1})
+    tail.new()
+    for bad in (b"{]", b"7", b"\xff"):
+        with tail.path.open("ab") as file:
+            file.write(bad + b"\n")
+        with pytest.raises(InputError, match=r"log\.jsonl:2: (not JSON|a JSON object)"):
+            tail.new()
+        os.truncate(tail.path, tail.path.stat().st_size - len(bad) - 1)
+
+
 def _race(
     path: Path, number: int, start: "multiprocessing.synchronize.Event", won: "multiprocessing.Queue[int]"
 ) -> None:

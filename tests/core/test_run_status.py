@@ -122,3 +122,15 @@ def test_folder_whose_maker_died_before_its_claim_is_a_dead_attempt(
     assert last is not None
     resume.refuse_living(run, last)
     assert _start(run, last.number + 1).number == 10
+
+
+def test_run_that_cannot_be_read_is_named_and_hides_no_other(run: RunDir) -> None:
+    for name, text in (("empty", ""), ("no-name", "{}")):
+        folder = run.path.parent / name
+        folder.mkdir()
+        (folder / "run.json").write_text(text)
+    value = status.run(argparse.Namespace(run=None, root=str(run.path.parent.parent)))
+    assert [found.run_id for found in getattr(value, "runs", [])] == [run.run_id]
+    empty, unnamed = getattr(value, "unreadable", [])
+    assert "empty/run.json: not JSON" in empty
+    assert "no-name/run.json: name, created: missing" in unnamed
