@@ -13,6 +13,7 @@ from gemctl.specs.model import ModelConfig
 
 Degree = Positive | Literal["auto"]
 TableSharding = Literal["row_wise", "table_wise"]
+MOST_NODES, MOST_RANKS_PER_NODE = 16_384, 64  # a million ranks: more than any machine, and planned in seconds
 
 
 @dataclass
@@ -180,8 +181,8 @@ class LauncherConfig:
 
     __pydantic_config__ = FORBID
     kind: Annotated[Literal["local"], Field(description="local: processes on this machine")] = "local"
-    nodes: Annotated[int, Field(ge=1, le=65_536, description="hosts")] = 1
-    ranks_per_node: Annotated[int, Field(ge=1, le=256, description="ranks on each host")] = 1
+    nodes: Annotated[int, Field(ge=1, le=MOST_NODES, description="hosts")] = 1
+    ranks_per_node: Annotated[int, Field(ge=1, le=MOST_RANKS_PER_NODE, description="ranks on each host")] = 1
 
 
 @dataclass

@@ -35,25 +35,29 @@ class RankClasses:
 
 def by_rank(item: MemoryObject, topology: Topology) -> NDArray[np.int64]:
     """int64 [world]: bytes of one object on every rank."""
-    ranks = np.arange(topology.world_size)
     along = item.along()
-    return along[ranks % len(along)] if item.axis else np.full(topology.world_size, along[0])
+    return np.tile(along, topology.world_size // len(along))  # both axes are the innermost of their grids
 
 
 def totals(objects: list[MemoryObject], topology: Topology, place: str | None = None) -> NDArray[np.int64]:
     """int64 [world]: bytes of all objects (of one place) on every rank."""
-    chosen = [item for item in objects if place is None or item.place == place]
-    return np.sum([by_rank(item, topology) for item in chosen], axis=0, dtype=np.int64)
+    sums: dict[int, NDArray[np.int64]] = {}  # by length, so that few arrays are as long as the world
+    for item in objects:
+        if place is None or item.place == place:
+            along = item.along()
+            sums[len(along)] = sums.get(len(along), 0) + along
+    found = np.zeros(topology.world_size, np.int64)
+    for along in sums.values():
+        found.reshape(-1, len(along))[:] += along
+    return found
 
 
 def rank_classes(objects: list[MemoryObject], topology: Topology) -> RankClasses:
     """Classes heaviest first; equal totals by first rank."""
     ids = np.zeros(topology.world_size, np.int64)
     for axis in (Axis.DP_SHARD.value, Axis.MP_SHARD.value):
-        along = [item.along() for item in objects if item.axis == axis]
-        _, kinds = np.unique(np.stack(along, axis=1), axis=0, return_inverse=True)
-        kinds = kinds.reshape(-1)
-        ids = ids * (kinds.max() + 1) + kinds[np.arange(topology.world_size) % len(kinds)]
+        kinds = _kinds([item for item in objects if item.axis == axis])
+        ids = (ids.reshape(-1, len(kinds)) * (kinds.max() + 1) + kinds).reshape(-1)
     _, first, count = np.unique(ids, return_index=True, return_counts=True)
     sums = totals(objects, topology)
     order = np.lexsort((first, -sums[first]))[:MOST]
@@ -61,8 +65,20 @@ def rank_classes(objects: list[MemoryObject], topology: Topology) -> RankClasses
     return RankClasses(len(first), listed)
 
 
+def _kinds(objects: list[MemoryObject]) -> NDArray[np.int64]:
+    """int64 [degree of the objects' axis]: equal numbers where all of the objects have equal bytes."""
+    ends = [np.cumsum([count for count, _ in item.runs]) for item in objects]
+    edges = np.unique(np.concatenate(ends))  # between two of them no object changes
+    values = [
+        np.array([size for _, size in item.runs])[np.searchsorted(end, edges)]
+        for item, end in zip(objects, ends, strict=True)
+    ]
+    _, kinds = np.unique(np.stack(values, axis=1), axis=0, return_inverse=True)
+    return np.repeat(kinds.reshape(-1), np.diff(edges, prepend=0))
+
+
 def _class(objects: list[MemoryObject], topology: Topology, rank: int, ranks: int) -> RankClass:
-    sizes = {item.name: int(by_rank(item, topology)[rank]) for item in objects}
+    sizes = {item.name: item.at(rank) for item in objects}
     return RankClass(rank, ranks, sizes, sum(sizes.values()))
 
 

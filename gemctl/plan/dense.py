@@ -40,10 +40,12 @@ class Unit:
 
     def held(self, shards: int) -> NDArray[np.int64]:
         """int64 [shards]: elements of the parameters that each shard really holds (the last ones may be short)."""
-        index, total = np.arange(shards), np.zeros(shards, np.int64)
-        for shape in self.shapes:
-            chunk = -(-shape[0] // shards)
-            total += np.clip(shape[0] - index * chunk, 0, chunk) * math.prod(shape[1:])
+        total = np.zeros(shards, np.int64)
+        for rows, *others in self.shapes:
+            chunk, row = -(-rows // shards), math.prod(others)
+            full, rest = divmod(rows, chunk)
+            total[:full] += chunk * row
+            total[full : full + 1] += rest * row
         return total
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from gemctl.cluster import catalogue
 from gemctl.cluster.host import Host, this_host
-from gemctl.config.schema import Config
+from gemctl.config.schema import MOST_NODES, Config
 from gemctl.errors import DoesNotFit, InputError
 from gemctl.mesh.topology import Topology, divisors
 from gemctl.plan.classes import RankClass, device_total, totals
@@ -126,7 +126,8 @@ def _changes(config: Config) -> Iterator[tuple[str, Config]]:
             yield text, _with(config, "topology", dp_replicate=replicas, dp_shard="auto")
     for window in _halves(config.data.window):
         yield f"data.window={window}", _with(config, "data", window=window)
-    for nodes in (launcher.nodes * factor for factor in (2, 4, 8, 16, 32, 64, 128)):
+    wider_by = (2, 4, 8, 16, 32, 64, 128)
+    for nodes in (launcher.nodes * factor for factor in wider_by if launcher.nodes * factor <= MOST_NODES):
         text = f"launcher.nodes={nodes} topology.world_size=auto topology.dp_shard=auto topology.mp_shard=auto"
         wider = _with(config, "topology", world_size="auto", dp_shard="auto", mp_shard="auto")
         yield text, _with(wider, "launcher", nodes=nodes)

@@ -7,7 +7,7 @@ run along it, so a plan for 16,384 ranks stays small.
     gemctl plan experiment=main
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,6 +50,17 @@ class MemoryObject:
         """int64 [degree of axis] (or [1]): bytes by index on the axis."""
         counts, values = np.array(self.runs, np.int64).T
         return np.repeat(values, counts)
+
+    def at(self, rank: int) -> int:
+        """Bytes on one rank: both axes are the innermost of their grids, so the runs repeat from rank 0 on."""
+        index = rank % sum(count for count, _ in self.runs)
+        return next(size for end, size in self._ends() if index < end)
+
+    def _ends(self) -> Iterator[tuple[int, int]]:
+        end = 0
+        for count, size in self.runs:
+            end += count
+            yield end, size
 
     @property
     def largest(self) -> int:

@@ -42,12 +42,22 @@ class TablePlan:
         """int64 [shards]: rows that each rank of a table group holds."""
         if self.sharding == "table_wise":
             return np.where(np.arange(shards) == self.rank, self.rows, 0)
-        return np.clip(self.rows - np.arange(shards) * self.shard_rows, 0, self.shard_rows)
+        return blocks(self.rows, shards)
 
 
 def row_block(rows: int, shards: int) -> int:
     """Rows of a full row-wise shard."""
     return -(-rows // shards)
+
+
+def blocks(rows: int, shards: int) -> NDArray[np.int64]:
+    """int64 [shards]: rows of each row-wise shard: full ones, perhaps a short one, empty ones."""
+    block = row_block(rows, shards)
+    full, rest = divmod(rows, block)
+    held = np.zeros(shards, np.int64)
+    held[:full] = block
+    held[full : full + 1] = rest
+    return held
 
 
 def fills(rows: int, shards: int) -> bool:
@@ -109,14 +119,15 @@ def _check_named(spec: FeatureSpec, rows: dict[str, int], topology: TopologyConf
 def _row_wise_load(rows: Iterable[int], dim: int, shards: int) -> NDArray[np.int64]:
     load = np.zeros(shards, np.int64)
     for count in rows:
-        block = row_block(count, shards)
-        load += np.clip(count - np.arange(shards) * block, 0, block) * (dim + 1) * FLOAT
+        load += blocks(count, shards) * ((dim + 1) * FLOAT)
     return load
 
 
 def _pack(tables: list[tuple[str, int]], load: NDArray[np.int64]) -> dict[str, int]:
     """Largest first on the least loaded shard; equal sizes by name, equal loads to the lowest shard."""
-    heap = [(int(size), shard) for shard, size in enumerate(load)]
+    # Of n tables each goes to one of the n shards that are least loaded at the start.
+    least = np.argsort(load, kind="stable")[: len(tables)].tolist()
+    heap = [(int(load[shard]), shard) for shard in least]
     heapq.heapify(heap)
     homes = {}
     for name, size in sorted(tables, key=lambda table: (-table[1], table[0])):

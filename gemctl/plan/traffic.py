@@ -8,6 +8,8 @@ sends (n−1)/n of its rows. Axes of degree 1 send nothing and are left out. A t
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from gemctl.cluster.tiers import Tier, tier_of
 from gemctl.mesh.axes import Axis
 from gemctl.mesh.groups import groups
@@ -49,8 +51,9 @@ def _tier(given: Inputs, axis: str) -> Tier:
     if axis == WORLD:
         return tier_of(0, topology.world_size - 1, topology.ranks_per_node)
     found = groups(topology)[axis]
-    spans = set(zip(found[:, 0].tolist(), found[:, -1].tolist(), strict=True))
-    return max((tier_of(first, last, topology.ranks_per_node) for first, last in spans), key=list(Tier).index)
+    first, last, size = found[:, 0], found[:, -1], topology.ranks_per_node
+    _, spans = np.unique(first // size * topology.world_size + last // size, return_index=True)  # one of each kind
+    return max((tier_of(int(first[i]), int(last[i]), size) for i in spans), key=list(Tier).index)
 
 
 def _dense(given: Inputs) -> list[Row]:

@@ -5,6 +5,7 @@ gemctl plan experiment=synthetic
 
 from collections import defaultdict
 
+import numpy as np
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
@@ -64,8 +65,9 @@ def _mesh(topology: Topology) -> Table:
     places = [range(start, start + topology.ranks_per_node) for start in first]
     table.add_row("rank", "", *(_cells(list(ranks)) for ranks in places))
     for axis in axes:
-        group_of = {rank: number for number, ranks in enumerate(found[axis].tolist()) for rank in ranks}
-        cells = (_cells([group_of[rank] for rank in ranks]) for ranks in places)
+        group_of = np.empty(topology.world_size, np.int64)
+        group_of[found[axis]] = np.arange(len(found[axis]))[:, None]
+        cells = (_cells(group_of[ranks].tolist()) for ranks in places)
         table.add_row(axis, str(topology.degree(axis)), *cells)
     if ones:
         table.add_row(ones, "1")

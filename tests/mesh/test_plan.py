@@ -5,6 +5,7 @@ import io
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from rich.console import Console
 
 from gemctl.cluster.host import Host
 from gemctl.config.schema import (
+    MOST_NODES,
     ClusterConfig,
     Config,
     DataConfig,
@@ -94,6 +96,21 @@ def test_sixteen_thousand_ranks_stay_small(sharding: str) -> None:
     assert json.loads(text)["topology"]["world_size"] == 16_384
     assert totals(plan.objects, plan.topology).max() == plan.classes.listed[0].total
     assert len(screen(plan).splitlines()) < 80
+
+
+@pytest.mark.parametrize(("nodes", "replicas", "seconds"), [(256, 1, 1.5), (MOST_NODES, 1, 5), (MOST_NODES, 8192, 5)])
+def test_plans_of_up_to_a_million_ranks_take_seconds(nodes: int, replicas: int, seconds: float) -> None:
+    """Processor time of the slowest case, which does not fit, so that every change is tried; ≥ 3 times what it took."""
+    config = config_of(
+        launcher=LauncherConfig(nodes=nodes, ranks_per_node=64),
+        topology=TopologyConfig(dp_replicate=replicas, mp_replicate=2 * replicas),
+    )
+    start = time.process_time()
+    plan = build(config, SPEC, host_of(GIB))
+    text = screen(plan)
+    assert time.process_time() - start < seconds
+    assert plan.topology.world_size == nodes * 64 and plan.fits is False and "DOES NOT FIT" in text
+    assert sum(found.ranks for found in plan.classes.listed) == nodes * 64 or plan.classes.count > 16
 
 
 def test_the_hash_depends_on_the_configuration_alone() -> None:
