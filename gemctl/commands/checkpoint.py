@@ -7,8 +7,6 @@ gemctl checkpoint diff RUN:300 OTHER_RUN
 
 import argparse
 import json
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 from gemctl.errors import GemctlError, InputError
@@ -47,12 +45,12 @@ def diff(a: str, b: str, root: str) -> "Comparison":
     """Compares two checkpoints whose files are whole, in a process that may load torch."""
     from gemctl.run.checkpoints import Comparison, Difference, resolve
     from gemctl.run.manifest import verify
+    from gemctl.run.process import run_module
 
     folders = [resolve(reference, root) for reference in (a, b)]
     if faults := [fault for folder in folders for fault in verify(folder)]:
         raise InputError(faults)
-    command = [sys.executable, "-m", "gemctl.checkpoint.diff", *map(str, folders)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run_module("gemctl.checkpoint.diff", *map(str, folders), capture=True)
     try:
         value = json.loads(done.stdout)
     except ValueError:

@@ -5,8 +5,6 @@ gemctl eval RUN --data FILE --checkpoint 300 --out scores.parquet
 """
 
 import argparse
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,19 +81,12 @@ def _eval_data(run: "RunDir", checkpoint: "Checkpoint") -> str:
 def _score(run: "RunDir", checkpoint: "Checkpoint", data: str, out: str | None) -> dict[str, Any]:
     """Runs gemctl.train.evaluate; its problems become this command's."""
     from gemctl.run.files import read_json
+    from gemctl.run.process import run_module
 
     with tempfile.TemporaryDirectory(prefix="gemctl-eval-") as folder:
         result = Path(folder) / "result.json"
-        command = [
-            sys.executable,
-            "-m",
-            "gemctl.train.evaluate",
-            str(run.path),
-            str(checkpoint.path),
-            data,
-            str(result),
-        ]
-        code = subprocess.run([*command, *(["--out", out] if out else [])], check=False).returncode
+        words = [str(run.path), str(checkpoint.path), data, str(result), *(["--out", out] if out else [])]
+        code = run_module("gemctl.train.evaluate", *words).returncode
         found = read_json(result) if result.exists() else {}
     if code == InputError.exit_code and "problems" in found:
         raise InputError(found["problems"])

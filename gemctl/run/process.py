@@ -1,12 +1,30 @@
 """Processes that end together: a child dies with its parent, and a process is known to be gone, not just a zombie."""
 
 import ctypes
+import functools
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
+
+
+def run_module(module: str, *arguments: str, capture: bool = False) -> subprocess.CompletedProcess[str]:
+    """Runs `python -m module` in a process that lives no longer than this one, and waits for its end.
+
+    It has a session of its own, so a Ctrl-C reaches this process alone, which ends it on the way out.
+    """
+    return subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        capture_output=capture,
+        text=True,
+        check=False,
+        start_new_session=True,
+        preexec_fn=functools.partial(die_with_parent, os.getpid()),
+    )
 
 
 def die_with_parent(parent: int) -> None:

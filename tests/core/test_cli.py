@@ -129,7 +129,6 @@ class Value:
         (GemctlError("rank 1 died"), 1, "error: rank 1 died\n"),
         (DoesNotFit("too large"), 3, "error: too large\n"),
         (Interrupted("stopped"), 130, "stopped\n"),
-        (KeyboardInterrupt(), 130, "interrupted\n"),
     ],
 )
 def test_exit_codes(
