@@ -12,10 +12,10 @@ has taken the run.
 """
 
 import argparse
+import contextlib
 import faulthandler
 import gc
 import importlib
-import multiprocessing
 import os
 import signal
 import socket
@@ -24,7 +24,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +53,8 @@ POLL = 0.02
 class RankMonitor:
     """Watches one attempt's ranks from a thread: records pid and end of each, ends the others when one has failed.
 
-    torchrun's agent reports one failed rank, and not always the first; this record has all of them in order.
+    torchrun's agent reports one failed rank, and not always the first; this record has all of them in order. It only
+    looks: reaping is left to torchrun's agent, which takes a rank that another thread has reaped for a failed one.
     """
 
     def __init__(self, attempt: Attempt, log: JsonLog) -> None:
@@ -62,8 +62,8 @@ class RankMonitor:
         self._reader, self.registry = os.pipe()  # each rank writes "rank pid" into it
         os.set_blocking(self._reader, False)
         self._ranks: dict[int, int] = {}  # pid → rank
-        self._processes: dict[int, BaseProcess] = {}
         self._ended: set[int] = set()
+        self._recorded: set[int] = set()
         self._killed: set[int] = set()
         self._kill_at: float | None = None
         self._done = threading.Event()
@@ -82,15 +82,16 @@ class RankMonitor:
 
     def add_failure(self, rank: int, pid: int, code: int) -> None:
         """An end that torchrun's agent saw; recorded unless this monitor saw it too."""
-        if pid not in self._ended:
+        if pid not in self._recorded:
             self._record(rank, pid, code)
 
     def kill(self) -> None:
         """Kills every rank that still runs."""
-        for pid, child in self._processes.items():
+        for pid in self._ranks:
             if pid not in self._ended:
                 self._killed.add(pid)
-                child.kill()
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
     def _run(self) -> None:
         while not self._done.wait(POLL):
@@ -104,15 +105,19 @@ class RankMonitor:
     def _look(self) -> None:
         self._register()
         for pid, rank in self._ranks.items():
-            code = self._processes[pid].exitcode if pid in self._processes else None
-            if code is not None and pid not in self._ended:
+            if pid in self._ended:
+                continue
+            try:
+                code = process.exit_code(pid)
+            except ChildProcessError:  # torchrun's agent was faster; `add_failure` has the code if it is not 0
+                self._ended.add(pid)
+                continue
+            if code is not None:
                 self._record(rank, pid, code)
                 if code != 0 and self._kill_at is None:
                     self._kill_at = time.monotonic() + PEER_GRACE
 
     def _register(self) -> None:
-        for child in multiprocessing.active_children():
-            self._processes.setdefault(child.pid or 0, child)
         try:
             lines = os.read(self._reader, 1 << 16).decode().split("\n")
         except BlockingIOError:
@@ -123,6 +128,7 @@ class RankMonitor:
 
     def _record(self, rank: int, pid: int, code: int) -> None:
         self._ended.add(pid)
+        self._recorded.add(pid)
         end = {"code": code, "signal": None} if code >= 0 else {"code": None, "signal": signal.Signals(-code).name}
         killed = code == -signal.SIGKILL and pid in self._killed
         self._log.write({"event": "exit", "rank": rank, "pid": pid, "time": time.time(), "killed": killed, **end})

@@ -34,6 +34,17 @@ def die_with_parent(parent: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def exit_code(pid: int) -> int | None:
+    """How child `pid` ended, without reaping it: its exit code, −signal, or None while it runs.
+
+    ChildProcessError once its parent has reaped it.
+    """
+    seen = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if seen is None:
+        return None
+    return seen.si_status if seen.si_code == os.CLD_EXITED else -seen.si_status
+
+
 def running(pid: int) -> bool:
     """True while process `pid` runs; a zombie, which only waits to be reaped, does not."""
     try:
@@ -46,14 +57,12 @@ def running(pid: int) -> bool:
 def how_ended(pid: int) -> str | None:
     """How this process's child `pid` ended, in words; None while it runs, or if nobody can tell. It is not reaped."""
     try:
-        end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        code = exit_code(pid)
     except ChildProcessError:
         return None
-    if end is None:
+    if code is None:
         return None
-    if end.si_code == os.CLD_EXITED:
-        return f"exit code {end.si_status}"
-    return f"killed by {signal.Signals(end.si_status).name}"
+    return f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
 
 
 def wait_until_gone(pids: list[int], seconds: float) -> list[int]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gemctl.run.process import how_ended, run_module, wait_until_gone
+from gemctl.run.process import exit_code, how_ended, run_module, wait_until_gone
 
 SLEEPER = """
 import os, pathlib, sys, time
@@ -71,3 +71,18 @@ def test_interrupt_during_the_imports_is_one_too(monkeypatch: pytest.MonkeyPatch
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
     )
     assert (done.returncode, done.stderr) == (130, "interrupted\n")
+
+
+def test_exit_code_is_seen_without_reaping() -> None:
+    """Another thread's waitpid must still find the child: a reaped one looks failed to torchrun's agent."""
+    for end, code in ((lambda: os._exit(3), 3), (lambda: os.kill(os.getpid(), signal.SIGKILL), -9)):
+        pid = os.fork()
+        if pid == 0:
+            end()
+        deadline = time.monotonic() + 5
+        while exit_code(pid) is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert exit_code(pid) == code
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == code
+        with pytest.raises(ChildProcessError):
+            exit_code(pid)
