@@ -111,9 +111,6 @@ class DenseOptimConfig:
     eps: Annotated[PositiveFloat, Field(description="added to the root of the second moment")] = 1e-8
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False, description="decoupled weight decay")] = 0.0
     warmup: Annotated[NonNegative, Field(description="steps of linear warm-up, tables too")] = 0
-    decay_steps: Annotated[
-        NonNegative, Field(description="step at which a cosine has brought both rates to 5%; 0: they stay")
-    ] = 0
     clip_norm: Annotated[PositiveFloat | None, Field(description="bound of the dense gradients' norm; null: none")] = (
         1.0
     )

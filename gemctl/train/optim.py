@@ -1,13 +1,9 @@
-"""AdamW over the dense part, whose state exists from the start, and the schedule of both learning rates."""
-
-import math
+"""AdamW over the dense part, whose state exists from the start, and the warm-up of both learning rates."""
 
 import torch
 from torch import Tensor, nn
 
 from gemctl.config.schema import DenseOptimConfig
-
-DECAY_FLOOR = 0.05  # of the full learning rate
 
 
 class DenseOptimizer:
@@ -60,11 +56,6 @@ class DenseOptimizer:
         }
 
 
-def lr_factor(step: int, config: DenseOptimConfig) -> float:
-    """What step `step` (from 0) multiplies both learning rates by: linear warm-up from 1/warmup, and a cosine from 1 at
-    step 0 to `DECAY_FLOOR` at `decay_steps` and from there on."""
-    factor = min(1.0, (step + 1) / config.warmup) if config.warmup else 1.0
-    if config.decay_steps:
-        gone = min(1.0, step / config.decay_steps)
-        factor *= DECAY_FLOOR + (1 - DECAY_FLOOR) * 0.5 * (1 + math.cos(math.pi * gone))
-    return factor
+def warmup_factor(step: int, warmup: int) -> float:
+    """What step `step` (from 0) multiplies both learning rates by: linear from 1/warmup to 1, then 1."""
+    return min(1.0, (step + 1) / warmup) if warmup else 1.0

@@ -19,7 +19,7 @@ from gemctl.parallel.assemble import ShardedModel
 from gemctl.parallel.dense import gradient_norm, scale_gradients, sync_gradients
 from gemctl.parallel.tables import LookedUp
 from gemctl.train.ledger import Ledger
-from gemctl.train.optim import DenseOptimizer, lr_factor
+from gemctl.train.optim import DenseOptimizer, warmup_factor
 
 
 @dataclass
@@ -52,7 +52,7 @@ class Stepper:
 
     def step(self, index: int, batch: Batch, stride: int, wish: Flags) -> StepResult:
         """Trains on this rank's rows of global batch `index`; `wish` is what this rank asks for."""
-        factor = lr_factor(index, self.config.optim.dense)
+        factor = warmup_factor(index, self.config.optim.dense.warmup)
         with self.ledger.part("tables_forward"):
             self.model.tables.scale_lr(factor)
             looked_up = self.model.tables(batch, stride)
