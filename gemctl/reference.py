@@ -10,9 +10,12 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from gemctl.config.groups import BUILT_IN, Groups
 from gemctl.config.keys import GROUPS, Node, child, describe, find, is_mapping, json_schema, options, resolved
 from gemctl.config.schema import Config, DataConfig
+from gemctl.specs.data import FeatureSpec
 from gemctl.specs.yaml_file import KeyPath, dotted
 
 _MISSING = object()
@@ -28,7 +31,7 @@ EXIT_CODES = {
 
 def reference() -> str:
     """The whole page."""
-    parts = [HEAD, _exit_codes(), *_commands(), _groups(), *_keys()]
+    parts = [HEAD, _exit_codes(), *_commands(), _groups(), *_keys(), *_feature_spec()]
     return "\n\n".join(parts) + "\n"
 
 
@@ -136,6 +139,58 @@ def _default(path: KeyPath, composed: Any) -> Any:
     if composed is not _MISSING:
         return composed
     return own if default is None else default
+
+
+FEATURE_SPEC = """\
+## Feature specs
+
+`data.spec` is a YAML file that says what the columns of the Parquet files mean. `gemctl data spec FILE.parquet` drafts
+one with a comment for every guess. Features that name the same `table` share it: let a candidate and the events of a
+history share one wherever their ids mean the same things. Where `column` is null the column has the feature's name.
+
+```yaml
+name: clicks
+tables:
+  - {name: user, rows: 50001, ids: hash}
+  - {name: item, rows: 2001}
+categorical:
+  - {name: user, table: user}
+  - {name: item, table: item}
+dense:
+  - {name: price, log: true}
+sequences:
+  - name: seen
+    timestamps: seen_time
+    ids: [{name: item, table: item, column: seen_item}]
+labels:
+  - {name: clicked}
+timestamp: time
+```"""
+
+
+def _feature_spec() -> Iterator[str]:
+    yield FEATURE_SPEC
+    schema = TypeAdapter(FeatureSpec).json_schema()
+    for name, node in {"FeatureSpec": schema, **schema["$defs"]}.items():
+        keys = node["properties"].items()
+        rows = [[f"`{key}`", _spec_value(value), _spec_default(key, value, node)] for key, value in keys]
+        title = "the whole" if name == "FeatureSpec" else f"an entry: {name.removesuffix('Spec').lower()}"
+        yield f"### {title}\n\n{node['description']}\n\n" + _table(["key", "value", "default"], rows)
+
+
+def _spec_default(key: str, value: Node, entry: Node) -> str:
+    return "must be set" if key in entry.get("required", []) else f"`{json.dumps(value.get('default', []))}`"
+
+
+def _spec_value(node: Node) -> str:
+    if "const" in node:
+        return str(node["const"])
+    inner = node.get("items", node)
+    named = inner.get("$ref") or next((option["$ref"] for option in node.get("anyOf", []) if "$ref" in option), None)
+    if named is None:
+        return describe(node)
+    entry = named.rsplit("/", 1)[1].removesuffix("Spec").lower()
+    return f"a list of entries: {entry}" if "items" in node else f"an entry: {entry}, or null"
 
 
 def _table(head: list[str], rows: Any) -> str:
