@@ -13,7 +13,8 @@ import signal
 from collections.abc import Iterator
 from typing import Literal
 
-from gemctl.config.schema import LauncherConfig
+from gemctl.cluster.host import find_gpus
+from gemctl.config.schema import ClusterConfig, LauncherConfig
 from gemctl.errors import InputError
 from gemctl.launchers.request import request, to_json
 from gemctl.run import process
@@ -32,6 +33,16 @@ def check(launcher: LauncherConfig) -> None:
         raise InputError(
             f"launcher.nodes={launcher.nodes}: launcher.kind=local starts ranks on this machine alone; "
             f"set launcher.nodes=1 and launcher.ranks_per_node={launcher.nodes * launcher.ranks_per_node}"
+        )
+
+
+def check_gpus(cluster: ClusterConfig, launcher: LauncherConfig) -> None:
+    """InputError where cluster.device=cuda and this machine has fewer GPUs than ranks."""
+    found = len(find_gpus()) if cluster.device == "cuda" else launcher.ranks_per_node
+    if found < launcher.ranks_per_node:
+        raise InputError(
+            f"cluster.device=cuda: launcher.ranks_per_node={launcher.ranks_per_node} ranks need a GPU each, and nvidia-smi "
+            f"lists {found} on this machine; cluster=cpu trains without"
         )
 
 

@@ -34,6 +34,7 @@ def run(args: argparse.Namespace) -> "Report":
     from gemctl.cluster.software import require
     from gemctl.commands.launching import checked_plan, launch
     from gemctl.config.compose import compose, from_yaml
+    from gemctl.launchers.local import check_gpus
     from gemctl.run.directory import find
     from gemctl.run.report import build
 
@@ -47,6 +48,7 @@ def run(args: argparse.Namespace) -> "Report":
     refuse_changes(before, config)
     refuse_done(target, config)
     plan = checked_plan(config)
+    check_gpus(config.cluster, config.launcher)
     refuse_living(target, last)
     launch(target, last.number + 1, config, plan)
     return build(target)

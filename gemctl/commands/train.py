@@ -49,11 +49,13 @@ def _dry_run(config: "Config", plan: "Plan") -> "DryRun":
 def _train(config: "Config", plan: "Plan", args: argparse.Namespace) -> "Report":
     from gemctl.commands.launching import launch
     from gemctl.data.synthetic import absent, ensure
+    from gemctl.launchers.local import check_gpus
     from gemctl.render.show import note, show
     from gemctl.run.directory import RunDir, folder_of
     from gemctl.run.report import build
 
     folder_of(config.run.root, config.run.name)  # where nothing can be written, nothing begins
+    check_gpus(config.cluster, config.launcher)
     if not args.json:
         show(plan)
     if absent(config.data):

@@ -129,6 +129,7 @@ class Value:
         (GemctlError("rank 1 died"), 1, "error: rank 1 died\n"),
         (DoesNotFit("too large"), 3, "error: too large\n"),
         (Interrupted("stopped"), 130, "stopped\n"),
+        (OSError(28, "full", "/x/y"), 1, "error: /x/y: No space left on device\n"),
     ],
 )
 def test_exit_codes(
@@ -237,3 +238,13 @@ def test_paths_that_cannot_be_are_one_line(
     problems = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
     assert len(problems) == 1 and problems[0].startswith(f"error: {named(expected)}"), problems
     assert not list(tmp_path.glob(".*"))
+
+
+def test_gpus_that_are_not_there_are_missed_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("gemctl.launchers.local.find_gpus", lambda: [])
+    assert main(["train", "cluster=cuda"]) == 2
+    assert "cluster.device=cuda" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
