@@ -41,8 +41,8 @@ def check_gpus(cluster: ClusterConfig, launcher: LauncherConfig) -> None:
     found = len(find_gpus()) if cluster.device == "cuda" else launcher.ranks_per_node
     if found < launcher.ranks_per_node:
         raise InputError(
-            f"cluster.device=cuda: launcher.ranks_per_node={launcher.ranks_per_node} ranks need a GPU each, and nvidia-smi "
-            f"lists {found} on this machine; cluster=cpu trains without"
+            f"cluster.device=cuda: launcher.ranks_per_node={launcher.ranks_per_node} ranks need a GPU each, and "
+            f"nvidia-smi lists {found} on this machine; cluster=cpu trains without"
         )
 
 

@@ -245,6 +245,6 @@ def test_gpus_that_are_not_there_are_missed_before_anything_is_written(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("gemctl.launchers.local.find_gpus", lambda: [])
-    assert main(["train", "cluster=cuda"]) == 2
+    assert cli.main(["train", "cluster=cuda"]) == 2
     assert "cluster.device=cuda" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
