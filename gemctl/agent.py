@@ -131,7 +131,9 @@ class RankMonitor:
         self._recorded.add(pid)
         end = {"code": code, "signal": None} if code >= 0 else {"code": None, "signal": signal.Signals(-code).name}
         killed = code == -signal.SIGKILL and pid in self._killed
-        self._log.write({"event": "exit", "rank": rank, "pid": pid, "time": time.time(), "killed": killed, **end})
+        self._log.write(
+            {"event": "exit", "rank": rank, "pid": pid, "time": time.time(), "killed": killed, **end}, last=True
+        )
 
     def _dump_stacks(self) -> None:
         living = {pid: rank for pid, rank in self._ranks.items() if pid not in self._ended}
@@ -201,13 +203,15 @@ class Agent:
 
     def failed(self, error: BaseException) -> None:
         """Records that the agent itself failed."""
-        self._log.write({"event": "error", "time": time.time(), "message": f"{type(error).__name__}: {error}"})
+        self._log.write(
+            {"event": "error", "time": time.time(), "message": f"{type(error).__name__}: {error}"}, last=True
+        )
 
     def _ended(self, well: bool) -> bool:
         if self._monitor is not None:
             self._monitor.stop()
             self._monitor = None
-        self._log.write({"event": "end", "ok": well, "time": time.time()})
+        self._log.write({"event": "end", "ok": well, "time": time.time()}, last=True)
         return well
 
     def _launch_config(self) -> Any:
@@ -265,7 +269,7 @@ class Agent:
         while higher is not None and not higher.claimed and time.monotonic() < deadline:
             time.sleep(POLL)
         if higher is None or not higher.claimed or higher.claim().owner != self.owner:
-            self._log.write({"event": "superseded", "time": time.time()})
+            self._log.write({"event": "superseded", "time": time.time()}, last=True)
             os._exit(1)
 
 
@@ -287,10 +291,12 @@ def _rank(work: Work, run_path: str, number: int, agent: int, registry: int) -> 
     try:
         work(run_path, number)
     except BaseException as error:
-        stages.fail_unrecorded(attempt, rank, error)
-        traceback.print_exc()
-        _flush()
-        os._exit(1)  # no clean-up that might wait for the other ranks
+        try:
+            stages.fail_unrecorded(attempt, rank, error)
+            traceback.print_exc()
+            _flush()
+        finally:
+            os._exit(1)  # no clean-up that might wait for the other ranks
     _flush()
 
 

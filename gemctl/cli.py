@@ -8,6 +8,7 @@ gemctl/render/show.py. Exit codes: 0, 1 the run failed, 2 bad input, 3 does not 
 """
 
 import argparse
+import errno
 import importlib
 import os
 import sys
@@ -28,6 +29,7 @@ COMMANDS = {
     "config": "export a configuration",
     "doctor": "check this machine and what is installed on it",
 }
+FULL = {errno.ENOSPC, errno.EDQUOT}
 EPILOG = "exit codes: 0 done, 1 the run failed, 2 bad input, 3 does not fit, 130 interrupted"
 
 
@@ -97,6 +99,11 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output has gone; nothing may be flushed to it at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        print(f"error: {error.filename or 'a file'}: {os.strerror(error.errno)}", file=sys.stderr)
+        return GemctlError.exit_code
 
 
 def _dispatch(words: list[str]) -> int:

@@ -157,7 +157,8 @@ class _Supervisor:
                 return self._kill("stopped", records)  # nothing that a save could keep
             if self.interrupts == 1 and not stopping:
                 stopping = True
-                requests.file(self.run, "stop")
+                if not self._wrote(lambda: requests.file(self.run, "stop")):
+                    return self._kill("killed", records)
                 self.follower.note("stopping: the ranks save at the end of this step (Ctrl-C again ends them at once)")
             if hang := self._hang(attempt, records):
                 return hang
@@ -195,8 +196,9 @@ class _Supervisor:
 
     def _end_ranks(self, attempt: Attempt, records: Records, hung_for: float | None) -> _End:
         """Has the agents dump the ranks' stacks and kill them."""
-        attempt.order_kill("hang" if hung_for is not None else "a rank failed and did not end")
-        deadline = time.monotonic() + KILL_GRACE
+        reason = "hang" if hung_for is not None else "a rank failed and did not end"
+        ordered = self._wrote(lambda: attempt.order_kill(reason))
+        deadline = time.monotonic() + (KILL_GRACE if ordered else 0)
         while not records.ended and time.monotonic() < deadline:
             time.sleep(POLL)
             records.update()
@@ -239,10 +241,18 @@ class _Supervisor:
         facts: dict[str, Any] = {"step": end.step}
         if end.cause is not None:
             facts["cause"] = {**dataclasses.asdict(end.cause), "text": end.cause.text()}
-        attempt.write_end(end.outcome, **facts)
-        self.log.write(
-            {"event": "end", "attempt": attempt.number, "outcome": end.outcome, "time": time.time(), **facts}
-        )
+        line = {"event": "end", "attempt": attempt.number, "outcome": end.outcome, "time": time.time(), **facts}
+        self._wrote(lambda: attempt.write_end(end.outcome, **facts))
+        self._wrote(lambda: self.log.write(line, last=True))
+
+    def _wrote(self, write: Callable[[], object]) -> bool:
+        """True if `write` could write. A full disk is said, and does not hide what else there is to say."""
+        try:
+            write()
+        except OSError as error:
+            self.follower.note(f"cannot be written: {error.filename}: {error.strerror}")
+            return False
+        return True
 
     def _say_again(self, end: _End, spent: int) -> None:
         budget = self.recover.budgets.crash

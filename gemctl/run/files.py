@@ -6,14 +6,20 @@ log = JsonLog(path); log.write({"step": 3})
 read_log(path)                          # [{"step": 3}]
 """
 
+import ctypes
+import errno
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from gemctl.errors import InputError
 
 FORMAT = 1
+ROOM = 16 << 10  # bytes kept for last lines: an exception's takes up to about 7 KB
+FALLOC_FL_KEEP_SIZE = 1
 
 
 def create_json(path: Path, value: dict[str, Any]) -> None:
@@ -23,10 +29,20 @@ def create_json(path: Path, value: dict[str, Any]) -> None:
     """
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        draft.write_text(json.dumps({"format": FORMAT, **value}, indent=1) + "\n")
-        os.link(draft, path)
+        with _named(path):
+            draft.write_text(json.dumps({"format": FORMAT, **value}, indent=1) + "\n")
+            os.link(draft, path)
     finally:
         draft.unlink(missing_ok=True)
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """What the system refuses within it names `path`: a full disk alone does not say where."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -48,16 +64,39 @@ def _object(text: bytes, where: str) -> dict[str, Any]:
 
 
 class JsonLog:
-    """Appends JSON objects, one a line; each goes out in one write, so lines of several writers do not mix."""
+    """Appends JSON objects, one a line; each goes out in one write, so lines of several writers do not mix.
+
+    Room for the last lines, which say how it ended, is kept on the disk: one that is full can still be told of.
+    """
 
     def __init__(self, path: Path) -> None:
+        self._path = path
+        self._kept = 0  # bytes that are the file's on the disk, however short it is
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
-    def write(self, record: dict[str, Any]) -> None:
-        os.write(self._fd, (json.dumps({"format": FORMAT, **record}) + "\n").encode())
+    def write(self, record: dict[str, Any], *, last: bool = False) -> None:
+        """Appends a line, all of it or nothing (OSError, which names the file); a `last` one may use the room kept."""
+        line = (json.dumps({"format": FORMAT, **record}) + "\n").encode()
+        size = os.fstat(self._fd).st_size
+        with _named(self._path):
+            if not last and size + len(line) + ROOM > self._kept:
+                _keep(self._fd, wanted := size + len(line) + 2 * ROOM)
+                self._kept = wanted
+            if os.write(self._fd, line) < len(line):
+                os.ftruncate(self._fd, size)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def close(self) -> None:
         os.close(self._fd)
+
+
+def _keep(fd: int, size: int) -> None:
+    """Takes room for the file's first `size` bytes, without making it longer, where the file system can do that."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.fallocate(fd, FALLOC_FL_KEEP_SIZE, ctypes.c_int64(0), ctypes.c_int64(size)) != 0:
+        number = ctypes.get_errno()
+        if number in {errno.ENOSPC, errno.EDQUOT}:
+            raise OSError(number, os.strerror(number))
 
 
 class LogTail:

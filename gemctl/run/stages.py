@@ -43,11 +43,12 @@ class StageRecorder:
         if self._failed:
             return
         self._failed = True
-        self._log.write(_failure(error, self._stage, self._step))
+        self._log.write(_failure(error, self._stage, self._step), last=True)
 
     def finish(self, result: Literal["finished", "stopped"], step: int) -> None:
         """The rank has done its work (`finished`) or saved and left on request (`stopped`), `step` steps done."""
-        self._log.write({"event": "finish", "stage": self._stage, "step": step, "time": time.time(), "result": result})
+        line = {"event": "finish", "stage": self._stage, "step": step, "time": time.time(), "result": result}
+        self._log.write(line, last=True)
 
 
 def _failure(error: BaseException, stage: str, step: int | None) -> dict[str, Any]:
@@ -69,4 +70,4 @@ def fail_unrecorded(attempt: Attempt, rank: int, error: BaseException) -> None:
         return
     log = JsonLog(attempt.rank_log(rank))
     last: dict[str, Any] = lines[-1] if lines else {"stage": "start", "step": None}
-    log.write(_failure(error, last["stage"], last["step"]))
+    log.write(_failure(error, last["stage"], last["step"]), last=True)

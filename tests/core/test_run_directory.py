@@ -1,5 +1,6 @@
 """Run directories: identity, how a user names one, formats, ownership by the highest attempt, beats and requests."""
 
+import errno
 import json
 import multiprocessing
 import os
@@ -14,7 +15,7 @@ from gemctl.errors import InputError
 from gemctl.run import requests
 from gemctl.run.attempt import Attempt, Base, Heartbeat, claim, watch_beat
 from gemctl.run.directory import RunDir, find, folder_of
-from gemctl.run.files import JsonLog, LogTail, create_json, read_json, read_log
+from gemctl.run.files import ROOM, JsonLog, LogTail, create_json, read_json, read_log
 
 
 def _claim(run: RunDir, number: int, owner: str | None = None, heartbeat: float = 0.02) -> Attempt:
@@ -91,6 +92,21 @@ def test_log_tail_leaves_an_unfinished_line(tmp_path: Path) -> None:
         file.write(": 2}\n")
     assert tail.new() == [{"a": 2}]
     assert read_log(tail.path) == [{"a": 1}, {"a": 2}]
+
+
+def test_full_disk_still_takes_last_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = JsonLog(tmp_path / "log.jsonl")
+    log.write({"a": "x"})
+    assert (tmp_path / "log.jsonl").stat().st_blocks * 512 >= ROOM  # on the disk already
+
+    def full(fd: int, size: int) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr("gemctl.run.files._keep", full)
+    with pytest.raises(OSError, match=r"log\.jsonl"):
+        log.write({"a": "x" * 2 * ROOM})
+    log.write({"a": "y"}, last=True)
+    assert read_log(tmp_path / "log.jsonl") == [{"a": "x"}, {"a": "y"}]
 
 
 def test_bad_line_of_a_log_is_named(tmp_path: Path) -> None:

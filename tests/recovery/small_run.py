@@ -6,6 +6,7 @@ The worker joins gloo and goes through the stages of the real one: it agrees on 
 and leaves. Only the model, the data and the launcher's process start are missing.
 """
 
+import errno
 import multiprocessing
 import os
 import signal
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import gemctl.run.attempt
 from gemctl.agent import Agent
 from gemctl.config.schema import BudgetsConfig, RecoverConfig
 from gemctl.errors import GemctlError
@@ -41,7 +43,7 @@ class Case:
     watchdog: float = 60.0
     crash_budget: int = 0
     steps: int = STEPS
-    disturb: str = ""  # interrupt, interrupt_twice, kill_agent, stop_agent, kill_self, stop_rank, take_over
+    disturb: str = ""  # one of DISTURBANCES
     linger: bool = False  # rank 1 is stopped once it is done
     at: int = 2  # -1: in build
 
@@ -197,6 +199,13 @@ def _take_over(run: RunDir, records: Records) -> None:
     process.wait_until_gone([agent], 3)  # it sees that by itself, not only through its supervisor
 
 
+def _fill_disk(run: RunDir, records: Records) -> None:
+    def full(path: Path, value: dict[str, Any]) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    gemctl.run.attempt.create_json = full
+
+
 DISTURBANCES: dict[str, Callable[[RunDir, Records], None]] = {
     "interrupt": _interrupt,
     "interrupt_twice": _interrupt_twice,
@@ -205,6 +214,7 @@ DISTURBANCES: dict[str, Callable[[RunDir, Records], None]] = {
     "kill_self": _kill_self,
     "stop_rank": _stop_rank,
     "take_over": _take_over,
+    "fill_disk": _fill_disk,
 }
 
 

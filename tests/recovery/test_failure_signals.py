@@ -41,6 +41,8 @@ CASES: dict[str, dict[str, object]] = {
     "kill supervisor": {"disturb": "kill_self", "steps": LONG},
     "stop rank": {"disturb": "stop_rank", "steps": LONG, "watchdog": 4.0},
     "take over": {"disturb": "take_over", "steps": LONG},
+    "full disk": {"disturb": "fill_disk", "inject": "kill:rank=2,step=4"},
+    "full disk, hang": {"disturb": "fill_disk", "inject": "hang:rank=2,step=4", "watchdog": 4.0},
     "crash": {"inject": "kill:rank=2,step=3", "crash_budget": 1},
     "crash in build": {"inject": "kill:rank=2,stage=build", "crash_budget": 1},
 }
@@ -132,6 +134,16 @@ def test_taken_over_attempt_ends(ends: dict[str, Ended]) -> None:
     events = [line["event"] for line in read_log(end.run_dir.attempt(1).agent_log(0))]
     assert events[-1] == "superseded"
     assert "attempt 2 owns the run now" in end.message
+
+
+def test_full_disk_does_not_hide_the_cause(ends: dict[str, Ended]) -> None:
+    end = ends["full disk"]
+    assert (end.error, end.exit_code, end.left) == ("RunFailed", 1, [])
+    assert "rank 2 failed first, in stage step, step 4: killed by SIGKILL" in end.message
+    assert end.notes == [f"cannot be written: {end.run_dir.attempt(1).end_file}: No space left on device"]
+    end = ends["full disk, hang"]
+    assert (end.error, end.left) == ("RunFailed", [])
+    assert "no progress for 4 s" in end.message
 
 
 def test_crash_within_budget_goes_on_in_the_living_agent(ends: dict[str, Ended]) -> None:
