@@ -1,8 +1,7 @@
-"""The strict check of composed data, as JSON has it: every wrong value in one line, with the place that set it."""
+"""The strict check of composed data, as JSON has it: every wrong value in one line, by place."""
 
 import json
 import math
-from collections.abc import Callable
 from typing import Any
 
 from pydantic import ValidationError
@@ -13,11 +12,9 @@ from gemctl.config.schema import Config
 from gemctl.specs.limits import INT64_MAX
 from gemctl.specs.yaml_file import KeyPath, dotted
 
-Origin = Callable[[KeyPath], str]
 
-
-def check(data: dict[str, Any], origin: Origin) -> tuple[Config | None, list[str]]:
-    """The typed configuration, or None and all problems. `origin` names the place that set a value."""
+def check(data: dict[str, Any]) -> tuple[Config | None, dict[KeyPath, str]]:
+    """The typed configuration, or None and what is wrong, by place."""
     wrong = {path: f"must be a finite number, not {value!r}" for path, value in _beyond_json(data, ())}
     try:
         config: Config | None = adapter().validate_json(json.dumps(_numbers(data)), strict=True)
@@ -27,13 +24,13 @@ def check(data: dict[str, Any], origin: Origin) -> tuple[Config | None, list[str
             # A union reports each alternative below the value's own place: one line says what all of them want.
             path = _place(data, problem["loc"])
             wrong.setdefault(path, _message(data, path))
-    return (None if wrong else config), [f"{origin(path)}: {text}" for path, text in wrong.items()]
+    return (None if wrong else config), wrong
 
 
 def _message(data: dict[str, Any], path: KeyPath) -> str:
     node = find(path)
     if node is None:
-        return "unknown key"
+        return f"unknown key {dotted(path)!r}"
     try:
         value = _get(data, path)
     except KeyError:

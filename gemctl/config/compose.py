@@ -7,19 +7,19 @@ problems of all of them come in one InputError, before anything heavy is importe
 """
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from gemctl.config import keys
 from gemctl.config.check import check
 from gemctl.config.groups import Groups
-from gemctl.config.interpolate import escape, is_missing, resolve
+from gemctl.config.interpolate import escape, independent, is_missing, resolve
 from gemctl.config.overlay import Overlay, overlay
 from gemctl.config.overrides import Overrides, Setting, parse, unknown_key
 from gemctl.config.schema import Config
 from gemctl.errors import InputError
 from gemctl.specs import yaml_file
-from gemctl.specs.yaml_file import KeyPath, dotted
+from gemctl.specs.yaml_file import KeyPath, dotted, overlap
 
 
 def compose(file: str | None, overrides: list[str], config_dir: str | None = None) -> Config:
@@ -38,7 +38,7 @@ def compose(file: str | None, overrides: list[str], config_dir: str | None = Non
     def origin(path: KeyPath) -> str:
         return _origin(path, own.settings + asked.settings) or _group_origin(path, groups, choices)
 
-    return _checked(data, origin, problems)
+    return _checked(data, origin, problems, own.broken)
 
 
 def to_yaml(config: Config) -> str:
@@ -50,11 +50,17 @@ def from_yaml(text: str, source: str) -> Config:
     """The configuration in `text`, which stands alone: no groups, schema defaults for what is not there."""
     file = yaml_file.parse(text, source)
     own = overlay(file, Groups())
+    if not isinstance(file.data, dict):
+        raise InputError(own.problems)
     if own.choices:
         own.problems.append(f"{file.at(('defaults',))}: defaults: not in a standalone configuration")
     data: dict[str, Any] = {}
     put_all(data, own.settings)
-    return _checked(data, lambda path: _origin(path, own.settings) or f"{file.at(path)}: {dotted(path)}", own.problems)
+
+    def origin(path: KeyPath) -> str:
+        return _origin(path, own.settings) or f"{file.at(path)}: {dotted(path)}"
+
+    return _checked(data, origin, own.problems, own.broken)
 
 
 def json_schema() -> dict[str, Any]:
@@ -75,13 +81,23 @@ def put_all(data: dict[str, Any], settings: Iterable[Setting]) -> None:
             place[last] = setting.value
 
 
-def _checked(data: dict[str, Any], origin: Any, problems: list[str]) -> Config:
-    problems = problems + [f"{origin(path)}: {text}" for path, text in resolve(data)]
+def _checked(
+    data: dict[str, Any], origin: Callable[[KeyPath], str], problems: list[str], broken: set[KeyPath]
+) -> Config:
+    """The typed configuration; `broken`: places that `problems` tell of already. One fault is one line."""
+    unresolved, references = resolve(data)
+    faults = {path: f"{origin(path)}: {text}" for path, text in unresolved.items()}
     unset = [path for path, value in _walk(data, ()) if is_missing(value)]
-    problems += [f"{dotted(path)} must be set: {_meaning(path)}" for path in unset]
-    config, wrong = check(data, origin)
-    if problems or wrong or config is None:
-        raise InputError(list(dict.fromkeys(problems + wrong)))
+    faults |= {path: f"{dotted(path)} must be set: {_meaning(path)}" for path in unset if () not in broken}
+    config, wrong = check(data)
+    known = [*unresolved, *unset, *broken - {()}]
+    for path, text in wrong.items():
+        if not any(overlap(path, other) for other in known):
+            faults[path] = f"{origin(path)}: {text}"
+    causes = independent([*broken, *faults], references)
+    problems = problems + [faults[path] for path in causes if path in faults]
+    if problems or config is None:
+        raise InputError(list(dict.fromkeys(problems)))
     return config
 
 

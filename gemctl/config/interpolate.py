@@ -1,33 +1,67 @@
 """`${key}` in values, resolved by OmegaConf over the merged configuration; `???` marks a value to be set."""
 
+import dataclasses
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseException
 
-from gemctl.specs.yaml_file import KeyPath
+from gemctl.config.overrides import unknown_key
+from gemctl.config.schema import Config, DataConfig
+from gemctl.specs.yaml_file import KeyPath, dotted, overlap
 
-Problem = tuple[KeyPath, str]
+References = dict[KeyPath, list[KeyPath]]
+_REFERENCE = re.compile(r"(?<!\\)\$\{\s*([^${}:\s]+)\s*\}")
 
 
-def resolve(data: dict[str, Any]) -> list[Problem]:
-    """Replaces every interpolation in `data` by its value; returns those that have none."""
-    found = list(_interpolated(data, ()))
+def resolve(data: dict[str, Any]) -> tuple[dict[KeyPath, str], References]:
+    """Replaces every interpolation in `data` by its value, which may be a default of the schema.
+
+    Returns what is wrong with those that have none, by place, and the keys that each of them names.
+    """
+    found = dict(_interpolated(data, ()))
+    references = {path: _named(path, text) for path, text in found.items()}
+    problems: dict[KeyPath, str] = {}
     if not found:
-        return []
-    tree = OmegaConf.create(data)
-    problems = []
+        return {}, {}
+    whole = _over(_defaults(), data)
+    tree = OmegaConf.create(whole)
     for path in found:
-        place, node = data, tree
+        place: Any = data
+        node: Any = tree
         for name in path[:-1]:
             place, node = place[name], node[name]
         try:
             value = node[path[-1]]
             place[path[-1]] = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
         except OmegaConfBaseException as error:
-            problems.append((path, str(error).splitlines()[0]))
-    return problems
+            problems[path] = _why(path, references, whole, error)
+    return problems, references
+
+
+def _defaults() -> dict[str, Any]:
+    return dataclasses.asdict(Config(data=DataConfig(spec="???", train="???")))
+
+
+def _over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    both = {key: _over(below[key], value) for key, value in above.items()
+            if isinstance(value, dict) and isinstance(below.get(key), dict)}  # fmt: skip
+    return below | above | both
+
+
+def independent(faults: Iterable[KeyPath], references: References) -> list[KeyPath]:
+    """The wrong places without those that are wrong because a key that they name is; of a loop, the first."""
+    order = list(faults)
+    reach = {path: _reach(path, references) for path in order}
+
+    def follows(path: KeyPath, cause: KeyPath) -> bool:
+        named = any(overlap(cause, key) for key in reach[path])
+        loop = any(overlap(path, key) for key in reach[cause])
+        return path != cause and named and (not loop or order.index(cause) < order.index(path))
+
+    return [path for path in order if not any(follows(path, cause) for cause in order)]
 
 
 def escape(value: Any) -> Any:
@@ -46,9 +80,51 @@ def is_missing(value: Any) -> bool:
     return isinstance(value, str) and value == "???"
 
 
-def _interpolated(value: Any, path: KeyPath) -> Any:
+def _interpolated(value: Any, path: KeyPath) -> Iterable[tuple[KeyPath, str]]:
     if isinstance(value, (dict, list)):
         for name, item in value.items() if isinstance(value, dict) else enumerate(value):
             yield from _interpolated(item, (*path, name))
     elif isinstance(value, str) and "${" in value:
-        yield path
+        yield path, value
+
+
+def _named(path: KeyPath, text: str) -> list[KeyPath]:
+    """The keys that a value names; `${.key}` lies beside it, each further dot one level up."""
+    found = []
+    for key in _REFERENCE.findall(text):
+        up = len(key) - len(key.lstrip("."))
+        names = [name for name in re.split(r"[.\[\]]", key) if name]
+        found.append((*(path[:-up] if up else ()), *(int(name) if name.isdigit() else name for name in names)))
+    return found
+
+
+def _reach(path: KeyPath, references: References) -> set[KeyPath]:
+    """Every key that the value at `path` names, or a value that is named, and so on."""
+    found: set[KeyPath] = set()
+    todo = [path]
+    while todo:
+        place = todo.pop()
+        for owner, named in references.items():
+            if overlap(owner, place):
+                todo += [key for key in named if key not in found]
+                found |= set(named)
+    return found
+
+
+def _why(path: KeyPath, references: References, data: dict[str, Any], error: Exception) -> str:
+    for key in references[path]:
+        if any(overlap(path, other) for other in _reach(key, references) | {key}):
+            return "refers to itself" + ("" if overlap(path, key) else f" by way of {dotted(key)}")
+        if wrong := unknown_key(key):
+            return f"in ${{…}}: {wrong}"
+        if isinstance(error, InterpolationToMissingValueError) or not _has(data, key):
+            return f"in ${{…}}: {dotted(key)} is not set"
+    return f"can't be resolved: {str(error).splitlines()[0].rpartition('interpolation: ')[2]}"
+
+
+def _has(data: Any, path: KeyPath) -> bool:
+    for name in path:
+        if not (name in data if isinstance(data, dict) else isinstance(data, list) and name in range(len(data))):
+            return False
+        data = data[name]
+    return True

@@ -16,7 +16,7 @@ from gemctl.config.groups import Groups
 from gemctl.config.keys import GROUPS, find, is_mapping
 from gemctl.config.nearest import did_you_mean
 from gemctl.config.overrides import Setting, unknown_key
-from gemctl.specs.yaml_file import KeyPath, YamlFile, dotted
+from gemctl.specs.yaml_file import KeyPath, YamlFile, dotted, overlap
 
 
 @dataclass
@@ -26,11 +26,12 @@ class Overlay:
     choices: dict[str, str] = field(default_factory=dict)
     settings: list[Setting] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    broken: set[KeyPath] = field(default_factory=set)  # places in the file that `problems` tell of; (): all of it
 
 
 def overlay(file: YamlFile, groups: Groups) -> Overlay:
     """The parsed file as choices and settings; unknown keys and choices become problems."""
-    found = Overlay(problems=list(file.problems))
+    found = Overlay(problems=list(file.problems), broken=file.broken)
     if not isinstance(file.data, dict):
         if not file.problems:
             found.problems.append(f"{file.source}:1: a configuration is a mapping of keys, not {file.data!r}")
@@ -71,11 +72,14 @@ def _default(entry: Any, groups: Groups, found: Overlay) -> str | None:
 def _settings(data: dict[str, Any], path: KeyPath, file: YamlFile, found: Overlay) -> None:
     for name, value in data.items():
         below = (*path, name)
+        hurt = any(overlap(below, other) for other in file.broken)
+        if below in file.broken or (hurt and not is_mapping(find(below) or {})):
+            continue  # this is told already
         if find(below) is None:
             found.problems.append(f"{file.at(below)}: {_unknown(below)}")
         elif isinstance(value, dict) and value and is_mapping(find(below) or {}):
             _settings(value, below, file, found)
-        else:
+        elif not hurt:
             found.settings.append(Setting(below, value, f"{file.at(below)}: {dotted(below)}"))
 
 

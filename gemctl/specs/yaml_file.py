@@ -49,6 +49,7 @@ class YamlFile:
     data: Any = None
     lines: dict[KeyPath, int] = field(default_factory=lambda: {(): 1})
     problems: list[str] = field(default_factory=list)
+    broken: set[KeyPath] = field(default_factory=set)  # places that `problems` tell of; (): the text is no YAML
 
     def at(self, path: KeyPath) -> str:
         """`file:line` of `path`, or of its nearest ancestor in the file."""
@@ -78,6 +79,7 @@ def parse(text: str, source: str) -> YamlFile:
         line = mark.line + 1 if mark else text.count("\n") + 1
         what = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
         file.problems.append(f"{source}:{line}: not YAML: {what}")
+        file.broken.add(())
     return file
 
 
@@ -97,13 +99,13 @@ class _Walk:
         if isinstance(node, yaml.ScalarNode):
             value = self.loader.construct_object(node)
             if not isinstance(value, (str, int, float, bool, type(None))):
-                self._problem(node, f"{dotted(path)}: a {type(value).__name__} is no plain value")
+                self._problem(node, path, f"a {type(value).__name__} is no plain value")
             return value
         if id(node) in self.open:
-            self._problem(node, f"{dotted(path)}: holds itself")
+            self._problem(node, path, "holds itself")
             return None
         if node.tag not in PLAIN_TAGS:
-            self._problem(node, f"{dotted(path)}: tag {node.tag!r} is not taken")
+            self._problem(node, path, f"tag {node.tag!r} is not taken")
         self.open.add(id(node))
         built = self._mapping(node, path) if isinstance(node, yaml.MappingNode) else self._sequence(node, path)
         self.open.discard(id(node))
@@ -120,9 +122,9 @@ class _Walk:
         for key, _ in own:
             line = key.start_mark.line + 1
             if key.value in seen:
-                self._problem(key, f"{dotted((*path, key.value))}: given twice, first in line {seen[key.value]}")
+                self._problem(key, (*path, str(key.value)), f"given twice, first in line {seen[key.value]}")
             elif key.tag != "tag:yaml.org,2002:str":
-                self._problem(key, f"{dotted((*path, key.value))}: a key must be a string: quote it")
+                self._problem(key, (*path, str(key.value)), "a key must be a string: quote it")
             seen.setdefault(str(key.value), line)
         self.loader.flatten_mapping(node)  # `<<: *anchor`; what is merged comes first
         built: dict[str, Any] = {}
@@ -132,8 +134,15 @@ class _Walk:
             built[str(key.value)] = self.value(value, below)
         return built
 
-    def _problem(self, node: Any, text: str) -> None:
-        self.file.problems.append(f"{self.file.source}:{node.start_mark.line + 1}: {text}")
+    def _problem(self, node: Any, path: KeyPath, text: str) -> None:
+        self.file.problems.append(f"{self.file.source}:{node.start_mark.line + 1}: {dotted(path)}: {text}")
+        self.file.broken.add(path)
+
+
+def overlap(path: KeyPath, other: KeyPath) -> bool:
+    """True if one of the places holds the other, or they are the same."""
+    shared = min(len(path), len(other))
+    return path[:shared] == other[:shared]
 
 
 def dotted(path: KeyPath) -> str:

@@ -63,6 +63,7 @@ def test_interpolations_see_the_whole_configuration(tmp_path: Path) -> None:
     file = write(tmp_path, "my.yaml", "train: {steps: 50, eval_every: '${train.steps}'}\n")
     config = compose(file, ["run.name=${model.name}-${train.steps}", "train.steps=60"])
     assert (config.run.name, config.train.eval_every) == ("gem_nano-60", 60)
+    assert compose(None, ["run.seed=${train.accumulate}"]).run.seed == 1  # a default of the schema, in no file
 
 
 @pytest.mark.parametrize(

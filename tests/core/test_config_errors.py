@@ -61,7 +61,13 @@ def write(path: Path, text: str) -> str:
         ("train.stepz", "train.stepz: neither KEY=VALUE nor a YAML file; did you mean train.steps?"),
         ("train.steps=(1", "train.steps=(1: no valid value"),
         ("=3", "=3: no key before ="),
-        ("data.spec=${run.nam}", "data.spec=${run.nam}: Interpolation key 'run.nam' not found"),
+        ("data.spec=${run.nam}", "data.spec=${run.nam}: in ${…}: unknown key 'run.nam'; did you mean run.name"),
+        ("data.spec=${nope}", "data.spec=${nope}: in ${…}: unknown key 'nope'"),
+        ("run.name=${train.stps}", "run.name=${train.stps}: in ${…}: unknown key 'train.stps'; did you mean train.st"),
+        ("run.name=${run.name}", "run.name=${run.name}: refers to itself"),
+        ("train.steps=${run.name}", 'train.steps=${run.name}: must be an integer ≥ 1, not "synthetic"'),
+        ("data.spec=${cluster.gpu.x}", "data.spec=${cluster.gpu.x}: in ${…}: cluster.gpu has no keys of its own"),
+        ("train.steps=${x:1}", "train.steps=${x:1}: can't be resolved: Unsupported interpolation type x"),
         ("data=parquet", "data.spec must be set: feature spec (YAML)"),
         ("hydra.run.dir=x", "hydra.run.dir=x: unknown key 'hydra.run.dir'"),
     ],
@@ -116,6 +122,39 @@ def test_a_files_problem_names_its_line(text: str, expected: str, tmp_path: Path
     file = write(tmp_path / "my.yaml", text)
     found = problems([], file)
     assert any(expected in f": {problem}" for problem in found), found
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("1: 2", "1: a key must be a string: quote it"),
+        ("train: {1: 2}", "train.1: a key must be a string: quote it"),
+        ("a: &a [*a]", "a.0: holds itself"),
+        ("run: &a [*a]", "run.0: holds itself"),
+        ("topology: {tables: &a {b: *a}}", "topology.tables.b: holds itself"),
+        ("train: {steps: 1, steps: x}", "train.steps: given twice, first in line 1"),
+        ("train: 5", "train: must be a mapping with the keys global_batch, "),
+        ("train: {steps: abc}", 'train.steps: must be an integer ≥ 1, not "abc"'),
+        ("train: {steps: -1}", "train.steps: must be an integer ≥ 1, not -1"),
+        ("train: {steps: '${run.nope}'}", "train.steps: in ${…}: unknown key 'run.nope'"),
+        ("train: {steps: '${.log_every}', log_every: '${.steps}'}", "train.steps: refers to itself by way of train.lo"),
+        ("train:\n  steps: ???", "train.steps must be set: "),
+        ("train: [", "not YAML: "),
+    ],
+)
+@pytest.mark.parametrize("standalone", [False, True])
+def test_one_fault_is_one_line(text: str, expected: str, standalone: bool, tmp_path: Path) -> None:
+    """Also where other keys take the wrong key's value: none of them is blamed."""
+    more = "\noptim: {dense: {warmup: '${train.steps}'}}\ncheckpoint: {every: '${optim.dense.warmup}'}"
+    file = write(tmp_path / "my.yaml", text + more + "\ndata: {spec: s, train: t}\n")
+    found = problems([], file) if not standalone else problems_of(Path(file))
+    assert len(found) == 1 and expected in found[0], found
+
+
+def problems_of(file: Path) -> list[str]:
+    with pytest.raises(InputError) as caught:
+        from_yaml(file.read_text(), str(file))
+    return caught.value.problems
 
 
 def test_a_missing_file_is_named() -> None:
