@@ -51,6 +51,14 @@ class Parser(argparse.ArgumentParser):
             near = did_you_mean(str(value), known) or f" (one of {', '.join(known)})"
             raise InputError(f"{self.prog}: {value!r}: unknown {action.metavar or action.dest}{near}")
 
+    def _get_value(self, action: argparse.Action, text: str) -> Any:
+        try:
+            return super()._get_value(action, text)
+        except argparse.ArgumentError as error:
+            if action.type is not int:
+                raise
+            raise argparse.ArgumentError(action, f"must be an integer, not {text!r}") from error
+
     def leaves(self) -> "list[Parser]":
         """The parsers of the deepest subcommands, or this one."""
         nested = [action for action in self._actions if isinstance(action, argparse._SubParsersAction)]

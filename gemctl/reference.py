@@ -13,9 +13,10 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from gemctl.config.groups import BUILT_IN, Groups
-from gemctl.config.keys import GROUPS, Node, child, describe, find, is_mapping, json_schema, options, resolved
+from gemctl.config.keys import GROUPS, find, tree
 from gemctl.config.schema import Config, DataConfig
 from gemctl.specs.data import FeatureSpec
+from gemctl.specs.json_schema import Node, child, describe, is_mapping, options
 from gemctl.specs.yaml_file import KeyPath, dotted
 
 _MISSING = object()
@@ -107,8 +108,8 @@ def _groups() -> str:
 def _keys() -> Iterator[str]:
     yield "## Keys\n\nThe default is what `gemctl train` takes when nothing is said."
     composed = Groups().compose({})
-    for group, node in json_schema()["properties"].items():
-        rows = list(_rows((group,), resolved(node), composed))
+    for group, node in tree()["properties"].items():
+        rows = list(_rows((group,), node, composed))
         yield f"### `{group}`\n\n{_purpose((group,))}\n\n" + _table(["key", "value", "default", "meaning"], rows)
 
 

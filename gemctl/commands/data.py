@@ -80,8 +80,15 @@ def synthesise(out: str, sizes: dict[str, int]) -> "SyntheticLog":
     try:
         config = TypeAdapter(SyntheticConfig).validate_python(sizes)
     except ValidationError as error:
-        raise InputError([f"--{e['loc'][0]}: {e['msg']}, not {e['input']}" for e in error.errors()]) from error
+        raise InputError([_wrong_size(str(e["loc"][0]), e["input"]) for e in error.errors()]) from error
     return synthetic.write(config, f"{out}/train.parquet", f"{out}/eval.parquet", f"{out}/spec.yaml")
+
+
+def _wrong_size(name: str, value: int) -> str:
+    from gemctl.config.keys import find
+    from gemctl.specs.json_schema import wrong
+
+    return f"--{name.replace('_', '-')}: {wrong(find(('data', 'synthetic', name)) or {}, value)}"
 
 
 def draft_spec(file: str, labels: list[str], out: str | None) -> "Draft":

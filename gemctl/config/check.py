@@ -6,16 +6,16 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from gemctl.config.keys import adapter, choices, describe, find
+from gemctl.config.keys import adapter, find
 from gemctl.config.nearest import did_you_mean
 from gemctl.config.schema import Config
-from gemctl.specs.limits import INT64_MAX
+from gemctl.specs.json_schema import choices, describe, wrong
 from gemctl.specs.yaml_file import KeyPath, dotted
 
 
 def check(data: dict[str, Any]) -> tuple[Config | None, dict[KeyPath, str]]:
     """The typed configuration, or None and what is wrong, by place."""
-    wrong = {path: f"must be a finite number, not {value!r}" for path, value in _beyond_json(data, ())}
+    found = {path: f"must be a finite number, not {value!r}" for path, value in _beyond_json(data, ())}
     try:
         config: Config | None = adapter().validate_json(json.dumps(_numbers(data)), strict=True)
     except ValidationError as error:
@@ -23,8 +23,8 @@ def check(data: dict[str, Any]) -> tuple[Config | None, dict[KeyPath, str]]:
         for problem in error.errors(include_url=False, include_context=False):
             # A union reports each alternative below the value's own place: one line says what all of them want.
             path = _place(data, problem["loc"])
-            wrong.setdefault(path, _message(data, path))
-    return (None if wrong else config), wrong
+            found.setdefault(path, _message(data, path))
+    return (None if found else config), found
 
 
 def _message(data: dict[str, Any], path: KeyPath) -> str:
@@ -35,14 +35,12 @@ def _message(data: dict[str, Any], path: KeyPath) -> str:
         value = _get(data, path)
     except KeyError:
         return f"must be set: {describe(node)}"
-    quote = ""
-    if isinstance(value, int) and value > INT64_MAX:
-        return f"must be {describe(node)} below 2^63, not {value}"
+    hint = ""
     if isinstance(value, (int, float)) and node.get("type") == "string":
-        quote = f"; as a string: {dotted(path)}='\"{value}\"'"
+        hint = f"; as a string: {dotted(path)}='\"{value}\"'"
     elif isinstance(value, str):
-        quote = did_you_mean(value, choices(node))
-    return f"must be {describe(node)}, not {json.dumps(value, ensure_ascii=False)}{quote}"
+        hint = did_you_mean(value, choices(node))
+    return wrong(node, value) + hint
 
 
 def _get(data: Any, path: KeyPath) -> Any:

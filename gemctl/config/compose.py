@@ -19,6 +19,7 @@ from gemctl.config.overrides import Overrides, Setting, parse, unknown_key
 from gemctl.config.schema import Config
 from gemctl.errors import InputError
 from gemctl.specs import yaml_file
+from gemctl.specs.json_schema import describe
 from gemctl.specs.yaml_file import KeyPath, dotted, overlap
 
 
@@ -103,7 +104,7 @@ def _checked(
 
 def _meaning(path: KeyPath) -> str:
     node = keys.find(path) or {}
-    return str(node.get("description", keys.describe(node)))
+    return str(node.get("description", describe(node)))
 
 
 def _walk(value: Any, path: KeyPath) -> list[tuple[KeyPath, Any]]:

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gemctl.config.groups import Groups
-from gemctl.config.keys import GROUPS, find, is_mapping
+from gemctl.config.keys import GROUPS, find
 from gemctl.config.nearest import did_you_mean
 from gemctl.config.overrides import Setting, unknown_key
+from gemctl.specs.json_schema import is_mapping
 from gemctl.specs.yaml_file import KeyPath, YamlFile, dotted, overlap
 
 

@@ -12,8 +12,9 @@ from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException
 
 from gemctl.config.groups import Groups
-from gemctl.config.keys import GROUPS, all_keys, find, is_mapping, offer_keys
+from gemctl.config.keys import GROUPS, all_keys, find, offer_keys
 from gemctl.config.nearest import did_you_mean
+from gemctl.specs.json_schema import is_mapping
 from gemctl.specs.yaml_file import KeyPath, dotted
 
 

@@ -18,6 +18,7 @@ from typing import Any
 from gemctl.errors import InputError
 from gemctl.specs import yaml_file
 from gemctl.specs.data import FeatureSpec, LabelSpec
+from gemctl.specs.json_schema import Node, find, inlined, wrong
 from gemctl.specs.yaml_file import KeyPath, YamlFile, dotted
 
 Named = list[tuple[KeyPath, str]]
@@ -93,6 +94,11 @@ def _adapter() -> Any:
     return TypeAdapter(FeatureSpec)
 
 
+@cache
+def _schema() -> Node:
+    return inlined(_adapter().json_schema())
+
+
 def _explain(problem: Mapping[str, Any], file: YamlFile) -> str:
     path = tuple(problem["loc"])
     place = file.at(path)
@@ -100,7 +106,7 @@ def _explain(problem: Mapping[str, Any], file: YamlFile) -> str:
         return f"{place}: {dotted(path)}: unknown key{_nearest(str(path[-1]), _keys_at(path[:-1]))}"
     if problem["type"] == "missing":
         return f"{place}: {dotted(path)}: this key is needed"
-    return f"{place}: {dotted(path)}: {problem['msg']}, not {problem['input']!r}"
+    return f"{place}: {dotted(path)}: {wrong(find(_schema(), path) or {}, problem['input'])}"
 
 
 def _keys_at(path: KeyPath) -> list[str]:

@@ -43,9 +43,24 @@ def test_schema_problems_come_all_at_once_with_their_lines() -> None:
     text = GOOD.replace("rows: 100", "rows: '100'").replace("multi: true", "mutli: true").replace("name: shop\n", "")
     assert problems(text) == [
         "s.yaml:1: name: this key is needed",
-        "s.yaml:3: tables.0.rows: Input should be a valid integer, not '100'",
+        's.yaml:3: tables.0.rows: must be an integer ≥ 2, not "100"',
         "s.yaml:7: categorical.1.mutli: unknown key (nearest: multi)",
     ]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("rows: 100", "rows: 1", "tables.0.rows: must be an integer ≥ 2, not 1"),
+        ("ids: hash", "ids: hahs", 'tables.1.ids: must be vocab or hash, not "hahs"'),
+        ("- {name: click}", "- click", "labels.0: must be a mapping with the keys name, column, mask"),
+        ("timestamp: time", "timestamp: 3", "timestamp: must be a string or null, not 3"),
+        ("multi: true", "multi: 1", "categorical.1.multi: must be true or false, not 1"),
+    ],
+)
+def test_a_wrong_value_is_told_as_in_the_configuration(old: str, new: str, expected: str) -> None:
+    (problem,) = problems(GOOD.replace(old, new))
+    assert f": {expected}" in problem
 
 
 def test_an_unknown_key_at_the_top_offers_the_nearest() -> None:

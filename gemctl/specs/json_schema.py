@@ -1,0 +1,112 @@
+"""A JSON Schema in words: what a value must be, which keys there are; for every file and option that a user writes.
+
+schema = inlined(TypeAdapter(FeatureSpec).json_schema())
+wrong(find(schema, ("tables", 0, "rows")), 1)       # "must be an integer ≥ 2, not 1"
+"""
+
+import json
+from typing import Any
+
+from gemctl.specs.limits import INT64_MAX
+from gemctl.specs.yaml_file import KeyPath
+
+Node = dict[str, Any]
+
+
+def inlined(schema: Node) -> Node:
+    """The schema (of types that do not hold themselves) with every `$ref` followed; what stands beside one stays."""
+    definitions = schema.get("$defs", {})
+
+    def follow(value: Any) -> Any:
+        if isinstance(value, list):
+            return [follow(item) for item in value]
+        if not isinstance(value, dict):
+            return value
+        own = {key: follow(item) for key, item in value.items() if key not in {"$ref", "$defs"}}
+        return {**follow(definitions[value["$ref"].rsplit("/", 1)[1]]), **own} if "$ref" in value else own
+
+    found: Node = follow(schema)
+    return found
+
+
+def find(schema: Node, path: KeyPath) -> Node | None:
+    """The schema of the value at `path`; None if there is no such key."""
+    node: Node | None = schema
+    for name in path:
+        node = child(node, name) if node is not None else None
+    return node
+
+
+def child(node: Node, name: str | int) -> Node | None:
+    """The schema of key `name` of a mapping (or of any item of a list); None if there is none."""
+    for option in options(node):
+        if isinstance(name, int) and "items" in option:
+            return dict(option["items"])
+        if name in option.get("properties", {}):
+            return dict(option["properties"][name])
+        if isinstance(option.get("additionalProperties"), dict):
+            return dict(option["additionalProperties"])
+    return None
+
+
+def options(node: Node) -> list[Node]:
+    """The alternatives of a value; one for most."""
+    return list(node.get("anyOf", [node]))
+
+
+def is_mapping(node: Node) -> bool:
+    """True if the value has keys of its own."""
+    return any(option.get("type") == "object" for option in options(node))
+
+
+def choices(node: Node) -> list[str]:
+    """The words that a value may be, if there are any."""
+    words: list[str] = []
+    for option in options(node):
+        words += option.get("enum", [option["const"]] if "const" in option else [])
+    return words
+
+
+def wrong(node: Node, value: Any) -> str:
+    """What is said of a value that `node` does not take."""
+    if isinstance(value, int) and value > INT64_MAX:
+        return f"must be {describe(node)} below 2^63, not {value}"
+    return f"must be {describe(node)}, not {json.dumps(value, ensure_ascii=False)}"
+
+
+def describe(node: Node) -> str:
+    """What a value must be, in words: `an integer ≥ 1 or auto`."""
+    return " or ".join(_describe_one(option) for option in options(node))
+
+
+def _describe_one(node: Node) -> str:
+    if "const" in node or "enum" in node:
+        words = choices(node)
+        return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+    kind = node.get("type")
+    if kind in {"integer", "number"}:
+        return " ".join(filter(None, ["an integer" if kind == "integer" else "a number", _bounds(node)]))
+    if kind == "array":
+        low, high = node.get("minItems"), node.get("maxItems")
+        count = f"{low} values" if low is not None and low == high else "values"
+        return f"a list of {count}, each {describe(node['items'])}"
+    if kind == "object":
+        names = ", ".join(node.get("properties", {}))
+        return (
+            f"a mapping with the keys {names}"
+            if names
+            else f"a mapping of names to {describe(node['additionalProperties'])}"
+        )
+    if kind == "string" and "pattern" in node:
+        return f"a string that matches {node['pattern']}"
+    return {"string": "a non-empty string" if node.get("minLength") else "a string", "boolean": "true or false"}.get(
+        str(kind), str(kind)
+    )
+
+
+def _bounds(node: Node) -> str:
+    signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+    bounds = [f"{sign} {node[key]}" for key, sign in signs.items() if key in node and node[key] != INT64_MAX]
+    if "multipleOf" in node:
+        bounds.append(f"a multiple of {node['multipleOf']}")
+    return " and ".join(bounds)
