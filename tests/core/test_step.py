@@ -10,10 +10,12 @@ import torch.distributed as dist
 
 from gemctl.checkpoint.hash import gather_full
 from gemctl.config.schema import LauncherConfig, TopologyConfig
+from gemctl.data.batch import Batch
 from gemctl.errors import GemctlError
 from gemctl.mesh.topology import resolve
 from gemctl.parallel.assemble import assemble
 from gemctl.parallel.tables import ShardedTables
+from gemctl.specs.data import FeatureSpec
 from gemctl.train.ledger import Ledger
 from gemctl.train.optim import DenseOptimizer
 from gemctl.train.step import Flags, Stepper
@@ -38,6 +40,24 @@ class Case:
     sharding: str = "row_wise"
     poison: tuple[int, int] | None = None  # (step, rank) whose labels make a NaN loss
     nan: str = "skip"
+    without: str = ""  # "dense" or "sequences": a part that the spec does not have
+    attention: str = "jagged_flash_attention"
+    label: float | None = None  # of every row; None: as they are
+
+    def spec(self) -> FeatureSpec:
+        if self.without == "sequences":
+            return replace(SPEC, sequences=[])
+        return replace(SPEC, dense=[]) if self.without == "dense" else SPEC
+
+    def batch(self, step: int, rank: int, world: int) -> Batch:
+        found = local_batch(step, self.global_batch, rank, world)
+        if self.without == "dense":
+            found = replace(found, dense=found.dense[:, :0])
+        if self.without == "sequences":
+            found = replace(found, sequences={})
+        if self.label is not None:
+            found.labels.fill_(self.label)
+        return found
 
 
 def _placements(case: Case, world: int) -> dict[str, Placement]:
@@ -52,14 +72,15 @@ def _train(case: Case) -> tuple[list[float], list[bool], dict[str, torch.Tensor]
     config = small_config(case.global_batch, case.accumulate, case.steps)
     config.train.nan = case.nan  # type: ignore[assignment]
     topology = resolve(TopologyConfig(dp_replicate=case.dp_replicate), LauncherConfig(ranks_per_node=world))
-    model = assemble(config, SPEC, topology, _placements(case, world), torch.device("cpu"))
+    config.model.sequence.attention = case.attention  # type: ignore[assignment]
+    model = assemble(config, case.spec(), topology, _placements(case, world), torch.device("cpu"))
     model.initialise(seed=7)
     optimizer = DenseOptimizer(model.dense, config.optim.dense)
     stepper = Stepper(config, model, optimizer, Ledger())
     stride = max(1, -(-case.global_batch // world))
     losses, skipped = [], []
     for step in range(case.steps):
-        batch = local_batch(step, case.global_batch, rank, world)
+        batch = case.batch(step, rank, world)
         if case.poison == (step, rank):
             batch.labels[-1, 0] = float("nan")
         result = stepper.step(step, batch, stride, Flags())
@@ -109,6 +130,28 @@ def test_accumulation_changes_nothing(accumulate: int) -> None:
     for global_batch in (16, 7):
         one = _run(2, Case(global_batch=global_batch, steps=6))
         _assert_same(one, _run(2, Case(global_batch=global_batch, steps=6, accumulate=accumulate)))
+
+
+def test_one_row_in_three_micro_batches_on_four_ranks() -> None:
+    case = Case(global_batch=1, accumulate=3, steps=4)
+    _assert_same(_run(1, replace(case, accumulate=1)), _run(4, case))
+
+
+def test_block_attention_and_whole_tables_on_five_ranks() -> None:
+    case = Case(global_batch=13, steps=4, attention="block_attention")
+    _assert_same(_run(1, case), _run(5, replace(case, sharding="table_wise")))
+
+
+@pytest.mark.parametrize("without", ["dense", "sequences"])
+def test_specs_without_a_part_train(without: str) -> None:
+    case = Case(global_batch=7, steps=6, without=without)
+    _assert_same(_run(1, case), _run(2, case))
+
+
+@pytest.mark.parametrize("label", [0.0, 1.0])
+def test_labels_of_one_class_are_learnt(label: float) -> None:
+    losses, skipped, _ = _run(1, Case(label=label))
+    assert losses[-1] < losses[0] / 2 and not any(skipped)
 
 
 def _initial(dp_replicate: int, sharding: str) -> dict[str, torch.Tensor]:
