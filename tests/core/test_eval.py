@@ -124,13 +124,13 @@ def run_command(monkeypatch: pytest.MonkeyPatch, *words: str) -> Evaluation:
     from gemctl.train.evaluate import main
 
     class Done:
-        def __init__(self, command: list[str], check: bool) -> None:
-            assert command[1:3] == ["-m", "gemctl.train.evaluate"] and not check
+        def __init__(self, module: str, *words: str) -> None:
+            assert module == "gemctl.train.evaluate"
             threads = torch.get_num_threads()
-            self.returncode = main(command[3:])
+            self.returncode = main(list(words))
             torch.set_num_threads(threads)
 
-    monkeypatch.setattr("gemctl.commands.eval.subprocess.run", Done)
+    monkeypatch.setattr("gemctl.run.process.run_module", Done)
     return command.run(parsed(*words))
 
 
@@ -201,7 +201,7 @@ def test_wrong_input_is_named_by_the_command(
         run_command(monkeypatch, str(run.path), "--checkpoint", "7")
     with pytest.raises(InputError, match=r"missing\.parquet"):
         run_command(monkeypatch, str(run.path), "--data", str(tmp_path / "missing.parquet"))
-    monkeypatch.setattr("gemctl.commands.eval.subprocess.run", None)  # what follows never gets to the scoring
+    monkeypatch.setattr("gemctl.run.process.run_module", None)  # what follows never gets to the scoring
     for out in (str(tmp_path / "no" / "folder.parquet"), str(tmp_path), "", "/dev/null", str(tmp_path / ("n" * 300))):
         with pytest.raises(InputError, match="cannot be written"):
             command.run(parsed(str(run.path), "--out", out))
@@ -222,6 +222,6 @@ def test_a_scoring_process_that_dies_is_an_error(
     class Died:
         returncode = -9
 
-    monkeypatch.setattr("gemctl.commands.eval.subprocess.run", lambda *_, **__: Died())
+    monkeypatch.setattr("gemctl.run.process.run_module", lambda *_, **__: Died())
     with pytest.raises(GemctlError, match="exit code -9"):
         command.run(parsed(str(scored[0].path)))
