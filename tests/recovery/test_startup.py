@@ -12,7 +12,7 @@ import pytest
 from gemctl.run.files import read_log
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-JOB = ["data.synthetic.rows=40000", "data.synthetic.eval_rows=1000", "train.steps=2", "data.eval=null"]
+JOB = ["data.synthetic.rows=40000", "data.synthetic.eval_rows=1000", "train.steps=2"]
 TURNS = 3
 
 
@@ -43,7 +43,19 @@ def _bare(folder: Path) -> float:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_first_step_comes_sooner_than_under_torchrun(tmp_path: Path) -> None:
-    _run(tmp_path, sys.executable, "-m", "gemctl", "data", "synth", "data/synthetic", "--rows", "40000")
+    _run(
+        tmp_path,
+        sys.executable,
+        "-m",
+        "gemctl",
+        "data",
+        "synth",
+        "data/synthetic",
+        "--rows",
+        "40000",
+        "--eval-rows",
+        "1000",
+    )
     _run(tmp_path, sys.executable, "-m", "gemctl", "config", "export", *JOB, "-o", "config.yaml")
     turns = [(_gemctl(tmp_path), _bare(tmp_path)) for _ in range(TURNS)]
     ours, bare = (statistics.median(times) for times in zip(*turns, strict=True))
