@@ -59,7 +59,8 @@ def _train(config: "Config", plan: "Plan", args: argparse.Namespace) -> "Report"
     if not args.json:
         show(plan)
     if absent(config.data):
-        note(f"writing the synthetic log: {config.data.train}, {config.data.eval}, {config.data.spec}")
+        files = filter(None, [config.data.train, config.data.eval, config.data.spec])
+        note(f"writing the synthetic log: {', '.join(files)}")
         ensure(config.data)
     run = RunDir.create(config.run.root, config.run.name, args.command_line)
     launch(run, 1, config, plan)
