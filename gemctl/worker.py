@@ -11,7 +11,7 @@ import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -77,7 +77,7 @@ class Worker:
         self.config = from_yaml(attempt.config.read_text(), str(attempt.config))
         self.device = torch.device("cpu")
         self.handled = 0
-        self.stopping = self.poison = False
+        self.poison = False
 
     def run(self) -> str:
         with self.ledger.part("process_group"):
@@ -97,8 +97,8 @@ class Worker:
         trainer.saver.close()
         dist.barrier()
         dist.destroy_process_group()
-        result = "finished" if finished else "stopped"
-        self.stages.finish("finished" if finished else "stopped", trainer.done)
+        result: Literal["finished", "stopped"] = "finished" if finished else "stopped"
+        self.stages.finish(result, trainer.done)
         return result
 
     def _join_world(self) -> None:

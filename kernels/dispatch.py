@@ -16,7 +16,6 @@ from torch import Tensor
 
 from gemctl.errors import InputError
 
-OPS = ("jagged_flash_attention", "gdpa", "block_attention", "pooled_attention")
 REFERENCE = "reference"
 
 

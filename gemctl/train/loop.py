@@ -6,10 +6,10 @@ torchrun -m gemctl.worker RUN      # runs it by hand
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 from torch import Tensor
 
+from gemctl.checkpoint.save import Saver
 from gemctl.config.schema import Config
 from gemctl.data.batch import Batch
 from gemctl.data.loader import Loader, eval_batches
@@ -25,15 +25,6 @@ from gemctl.train.step import Flags, Stepper, StepResult
 from gemctl.train.writers import TrainLog
 
 MAX_SKIPPED = 10  # steps in a row
-
-
-class Saver(Protocol):
-    """What the loop needs of gemctl.checkpoint.save.Saver."""
-
-    def save(self, step: int, state: dict[str, Tensor], position: dict[str, Any]) -> float: ...
-    def check(self) -> None: ...
-    def wait(self) -> None: ...
-    def close(self) -> None: ...
 
 
 @dataclass
