@@ -111,11 +111,18 @@ class RankMonitor:
                 code = process.exit_code(pid)
             except ChildProcessError:  # torchrun's agent was faster; `add_failure` has the code if it is not 0
                 self._ended.add(pid)
+                if not stages.finished(self._attempt, rank):
+                    self._end_peers()
                 continue
             if code is not None:
                 self._record(rank, pid, code)
-                if code != 0 and self._kill_at is None:
-                    self._kill_at = time.monotonic() + PEER_GRACE
+                if code != 0:
+                    self._end_peers()
+
+    def _end_peers(self) -> None:
+        """One rank has failed: the others may say what they saw, and are killed then."""
+        if self._kill_at is None:
+            self._kill_at = time.monotonic() + PEER_GRACE
 
     def _register(self) -> None:
         try:
@@ -138,7 +145,8 @@ class RankMonitor:
     def _dump_stacks(self) -> None:
         living = {pid: rank for pid, rank in self._ranks.items() if pid not in self._ended}
         for pid in living:
-            os.kill(pid, signal.SIGUSR1)
+            with contextlib.suppress(ProcessLookupError):  # it has ended, and torchrun's agent has reaped it, just now
+                os.kill(pid, signal.SIGUSR1)
         deadline = time.monotonic() + STACK_GRACE
         files = [self._attempt.rank_stack(rank) for rank in living.values()]
         while time.monotonic() < deadline and not all(file.stat().st_size for file in files):

@@ -63,6 +63,12 @@ def _failure(error: BaseException, stage: str, step: int | None) -> dict[str, An
     }
 
 
+def finished(attempt: Attempt, rank: int) -> bool:
+    """True if the rank has recorded that its work is done."""
+    lines = read_log(attempt.rank_log(rank))
+    return bool(lines) and lines[-1]["event"] == "finish"
+
+
 def fail_unrecorded(attempt: Attempt, rank: int, error: BaseException) -> None:
     """Records that `error` ended the rank, in the stage it was last in, unless it said so itself."""
     lines = read_log(attempt.rank_log(rank))
