@@ -29,6 +29,28 @@ class WukongSpec:
 
 
 @dataclass
+class WukongExpertsSpec:
+    """A mixture of Wukong experts (Kunlun, arXiv 2602.10016): each interacts with its own part of the tokens."""
+
+    __pydantic_config__ = FORBID
+    kind: Annotated[Literal["wukong_experts"], Field(description="wukong_experts: spread by topology.ep")] = (
+        "wukong_experts"
+    )
+    experts: Annotated[Size, Field(description="experts; topology.ep must divide them")] = 4
+    tokens: Annotated[Size, Field(description="tokens that the merged experts make")] = 16
+    fm_tokens: Annotated[Size, Field(description="tokens that an expert's factorization machine block makes")] = 4
+    lc_tokens: Annotated[Size, Field(description="tokens that an expert's linear compression block makes")] = 4
+    rank: Annotated[Size, Field(description="columns of an expert's Y in the optimised FM, X(XᵀY)")] = 8
+    hidden: Annotated[list[Size], Field(description="hidden widths of an expert's FMB's MLP")] = field(
+        default_factory=lambda: [64]
+    )
+
+    def part(self, tokens: int) -> int:
+        """Tokens that one expert reads, of `tokens`: ⌈tokens/experts⌉."""
+        return -(-tokens // self.experts)
+
+
+@dataclass
 class SequenceBlockSpec:
     """A Kunlun-style block over the events: personalised feed-forward (GDPA), then attention over the history."""
 
@@ -73,6 +95,11 @@ class ModelConfig:
     head_hidden: Annotated[list[Size], Field(description="hidden widths of each task's head")] = field(
         default_factory=lambda: [64]
     )
+
+
+def experts(model: ModelConfig) -> int | None:
+    """How many experts `topology.ep` must divide; None where the model has none."""
+    return model.interaction.experts if isinstance(model.interaction, WukongExpertsSpec) else None
 
 
 def contradictions(model: ModelConfig) -> list[str]:
