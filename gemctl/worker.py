@@ -143,7 +143,7 @@ class Worker:
             plan_hash=_hash(self.attempt.plan),
             config_hash=_hash(self.attempt.config),
             seed=self.config.run.seed,
-            optimizers={"dense": "adamw", "tables": "rowwise_adagrad"},
+            optimizers={"dense": "adamw", "tables": self.config.optim.tables.kind},
         )
         return Saver(self.run_dir.checkpoints, self.attempt.number, self.config.checkpoint.keep, facts)
 

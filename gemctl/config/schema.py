@@ -118,11 +118,17 @@ class DenseOptimConfig:
 
 @dataclass
 class TablesOptimConfig:
-    """Row-wise AdaGrad, fused into the tables' backward."""
+    """The tables' optimizer, fused into their backward."""
 
     __pydantic_config__ = FORBID
+    kind: Annotated[
+        Literal["rowwise_adagrad", "sgd"], Field(description="sgd is exact to the global batch for any mp_replicate")
+    ] = "rowwise_adagrad"
     lr: Annotated[PositiveFloat, Field(description="learning rate after warm-up")] = 0.1
-    eps: Annotated[PositiveFloat, Field(description="added to the root of the row's sum of squares")] = 1e-8
+    eps: Annotated[
+        PositiveFloat, Field(description="row-wise AdaGrad: added to the root of the row's sum of squares")
+    ] = 1e-8
+    sync_every: Annotated[Positive, Field(description="steps between averages of the tables' replicas")] = 1
 
 
 @dataclass

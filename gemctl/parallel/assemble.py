@@ -1,19 +1,20 @@
 """A model on the ranks: built on the meta device, sharded as planned, its values set by (seed, name, global index)."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
 
 from gemctl.config.schema import Config
 from gemctl.data.batch import Batch
 from gemctl.mesh.topology import Topology
+from gemctl.model.embeddings import Embedded
 from gemctl.model.gem import DenseModel, GemModel
 from gemctl.model.init import InitRule, init_rules
 from gemctl.parallel.dense import initialise_dense, shard_dense
+from gemctl.parallel.experts import EpExchange
 from gemctl.parallel.tables import ShardedTables, TablePlacement
 from gemctl.specs.data import FeatureSpec
 
@@ -28,6 +29,7 @@ class ShardedModel:
     topology: Topology
     group: dist.ProcessGroup
     device: torch.device
+    exchange: EpExchange | None  # None where ep is 1
 
     def initialise(self, seed: int) -> None:
         """Sets every value; the full state is the same for every world and sharding."""
@@ -39,11 +41,21 @@ class ShardedModel:
         dense = {f"dense.{name}": parameter.detach() for name, parameter in self.dense.named_parameters()}
         return dense | self.tables.state()
 
+    def logits(self, batch: Batch, embedded: Embedded, rows: Callable[[int], int] | None = None) -> Tensor:
+        """Logits float32 [B, T] of the dense part. `rows`: the rows of `batch` on each rank where they are known; else
+        the ranks of an expert group tell each other. Collective.
+        """
+        if self.exchange is not None and rows is not None:
+            self.exchange.expect([rows(rank) for rank in self.exchange.ranks])
+        elif self.exchange is not None:
+            self.exchange.count(len(batch))
+        logits: Tensor = self.dense(batch, embedded)
+        return logits
+
     def predict(self, batch: Batch, stride: int) -> Tensor:
         """Logits float32 [B, T] without a graph. Collective."""
         with torch.no_grad():
-            logits: Tensor = self.dense(batch, self.tables(batch, stride).leaves)
-        return logits
+            return self.logits(batch, self.tables(batch, stride).leaves)
 
 
 def assemble(
@@ -60,9 +72,6 @@ def assemble(
     group = dist.group.WORLD
     if group is None:
         raise RuntimeError("assemble needs an initialised process group")
-    degrees = {"dp_replicate": topology.dp_replicate, "dp_shard": topology.dp_shard}
-    axes = {axis: degree for axis, degree in degrees.items() if degree > 1 or axis == "dp_shard"}
-    mesh = init_device_mesh(device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
-    shard_dense(model.dense, mesh, config.precision, device)
-    tables = ShardedTables(model.tables, spec, placements, config.optim.tables, group, device)
-    return ShardedModel(model.dense, tables, rules, topology, group, device)
+    exchange = shard_dense(model.dense, topology, config.precision, device)
+    tables = ShardedTables(model.tables, spec, placements, config.optim.tables, topology, device)
+    return ShardedModel(model.dense, tables, rules, topology, group, device, exchange)

@@ -1,11 +1,17 @@
-"""Embedding tables over the ranks: TorchRec's sharded modules by `sharder.shard`, row-wise AdaGrad fused in backward.
+"""Embedding tables over the ranks: `mp_replicate` replicas, each sharded over `mp_shard` ranks by TorchRec's public
+pieces (`sharder.shard`), with the optimizer fused in backward.
 
-Two facts shape this file. TorchRec on gloo needs the same row count, at least one, on every rank, so rows without
-ids are appended before the lookup and dropped after it; and the tables update inside their backward, so a step looks
-them up once, and their backward runs once, after all micro-batches of the dense part.
+Three facts shape this file. TorchRec on gloo needs the same row count, at least one, on every rank, so rows without
+ids are appended before the lookup and dropped after it. The tables update inside their backward, so a step looks them
+up once, and their backward runs once, after all micro-batches of the dense part. And replicas see different rows, so
+each updates with its own rows alone and weights and optimizer state are averaged afterwards (arXiv 2508.03854):
+
+    looked_up = tables(batch, stride)      # exchange inside the group of mp_shard ranks
+    tables.backward(looked_up)             # local update
+    tables.sync(step)                      # average over mp_replicate, every `optim.tables.sync_every` steps
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,13 +19,22 @@ import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.remote_device import _remote_device
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise, table_wise
-from torchrec.distributed.types import ShardingEnv
+from torchrec.distributed.sharding_plan import (
+    construct_module_sharding_plan,
+    row_wise,
+    table_row_wise,
+    table_wise,
+)
+from torchrec.distributed.types import ShardingEnv, ShardingEnv2D
 
 from gemctl.config.schema import TablesOptimConfig
 from gemctl.data.batch import Batch
+from gemctl.mesh.axes import Axis
+from gemctl.mesh.topology import Topology
 from gemctl.model.embeddings import Embedded, Tables, gather, kjt_inputs
 from gemctl.model.init import InitRule
 from gemctl.parallel.init import Slice, fill
@@ -43,17 +58,9 @@ class LookedUp:
     outputs: Embedded
     leaves: Embedded
 
-    def backward(self) -> None:
-        """Sends the leaves' gradients through the tables, which updates them. Collective."""
-        outputs, gradients = [], []
-        for output, leaf in zip(self.outputs.tensors(), self.leaves.tensors(), strict=True):
-            outputs.append(output)
-            gradients.append(torch.zeros_like(output) if leaf.grad is None else leaf.grad)
-        torch.autograd.backward(outputs, gradients)
-
 
 class ShardedTables(nn.Module):
-    """The model's tables, each row-wise over the group or whole on one rank, as placed by the plan."""
+    """The model's tables, placed by the plan inside each group of `mp_shard` ranks and replicated over the groups."""
 
     def __init__(
         self,
@@ -61,28 +68,75 @@ class ShardedTables(nn.Module):
         spec: FeatureSpec,
         placements: Mapping[str, TablePlacement],
         optim: TablesOptimConfig,
-        group: dist.ProcessGroup,
+        topology: Topology,
         device: torch.device,
     ) -> None:
+        """Shards over the default process group, whose size is the topology's world. Collective."""
         super().__init__()
         self.spec = spec
-        self.lr = optim.lr
-        fused = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": optim.lr, "eps": optim.eps}
-        env = ShardingEnv(dist.get_world_size(group), dist.get_rank(group), group, output_dtensor=True)
+        self._sync_every = optim.sync_every
+        self._replicas = topology.mp_replicate
+        self._diverged = False  # an update since the last average
+        adagrad = optim.kind == "rowwise_adagrad"
+        # AdaGrad's "moment scaling": each replica squares gradients of its own 1/M of the rows, so its sum of squares
+        # grows M times too fast, and v/M stands for v. With gradients times M^-1/2 the state is v/M as it stands, in
+        # memory and in checkpoints of any M, and lr·√M gives lr · g / (√(v/M) + eps).
+        self._gradient_scale = self._replicas**-0.5 if adagrad else 1.0
+        self._lr = optim.lr / self._gradient_scale
+        kind = EmbOptimType.EXACT_ROWWISE_ADAGRAD if adagrad else EmbOptimType.EXACT_SGD
+        fused = {"optimizer": kind, "learning_rate": self._lr, "eps": optim.eps}
+        layout = _Layout.make(topology, placements, device)
         bags, sequences = tables.pooled, tables.sequence
-        self.pooled = bags and _shard(bags, EmbeddingBagCollectionSharder(fused_params=fused), placements, env, device)
-        self.sequence = sequences and _shard(
-            sequences, EmbeddingCollectionSharder(fused_params=fused), placements, env, device
-        )
+        self.pooled = bags and layout.shard(bags, EmbeddingBagCollectionSharder(fused_params=fused))
+        self.sequence = sequences and layout.shard(sequences, EmbeddingCollectionSharder(fused_params=fused))
+        self._replica_group = layout.replica_group
+        self._storages = _storages(self.state().values()) if self._replicas > 1 else []
 
     def forward(self, batch: Batch, stride: int) -> LookedUp:
-        """Looks up `batch`. `stride`: rows that every rank pads to, max(1, ⌈G/world⌉). Collective."""
+        """Looks up `batch`. `stride`: rows that every rank pads to, max(1, ⌈G/world⌉). Collective over mp_shard."""
         pooled, sequence = kjt_inputs(batch, self.spec, stride)
         # Both lookups are started before either is waited for.
         pooled_out = self.pooled(pooled) if self.pooled is not None else None
         sequence_out = self.sequence(sequence) if self.sequence is not None else None
         outputs = gather(batch, self.spec, pooled_out, sequence_out)
         return LookedUp(outputs, outputs.detached() if torch.is_grad_enabled() else outputs)
+
+    def backward(self, looked_up: LookedUp) -> None:
+        """Sends the leaves' gradients through the tables, which updates this replica. Collective over mp_shard.
+
+        The gradients are those of the global loss × world: TorchRec averages them over the group of mp_shard ranks,
+        which leaves the gradient of the group's own rows × mp_replicate, so the replicas' average is the global one.
+        """
+        outputs, gradients = [], []
+        for output, leaf in zip(looked_up.outputs.tensors(), looked_up.leaves.tensors(), strict=True):
+            outputs.append(output)
+            gradients.append(torch.zeros_like(output) if leaf.grad is None else leaf.grad)
+        if self._gradient_scale != 1.0:
+            torch._foreach_mul_(gradients, self._gradient_scale)
+        torch.autograd.backward(outputs, gradients)
+        self._diverged = self._replicas > 1
+
+    def sync(self, step: int) -> None:
+        """At the end of step `step` (from 0): averages the replicas if `sync_every` steps are full. Collective."""
+        if (step + 1) % self._sync_every == 0:
+            self.average()
+
+    @torch.no_grad()
+    def average(self) -> None:
+        """Averages weights and optimizer state over the replicas, which are bit-equal then; nothing if they are
+        already. Needed before the state is read. Collective over mp_replicate.
+        """
+        if not self._diverged:
+            return
+        self._diverged = False
+        # Each storage holds all tables of one fused kernel: few large messages, and no copy to join them.
+        nccl = dist.get_backend(self._replica_group) == "nccl"
+        kind = dist.ReduceOp.AVG if nccl else dist.ReduceOp.SUM
+        works = [dist.all_reduce(flat, kind, self._replica_group, async_op=True) for flat in self._storages]
+        for flat, work in zip(self._storages, works, strict=True):
+            work.wait()
+            if not nccl:
+                flat.div_(self._replicas)
 
     def initialise(self, rules: Mapping[str, InitRule], seed: int) -> None:
         """Fills this rank's shards as a function of (seed, name, global index)."""
@@ -95,11 +149,13 @@ class ShardedTables(nn.Module):
         """Sets the learning rate of the next backward to `factor` × the configured one."""
         for module in self._modules_present():
             for group in module.fused_optimizer.param_groups:
-                group["lr"] = self.lr * factor
+                group["lr"] = self._lr * factor
             module.fused_optimizer.step()  # hands the rate to FBGEMM; the weights are updated in backward alone
 
     def state(self) -> dict[str, Tensor]:
-        """Weights under the unsharded model's names; `momentum1` of row-wise AdaGrad beside each."""
+        """Weights under the unsharded model's names; `momentum1` of row-wise AdaGrad beside each, which means the same
+        for any number of replicas. The replicas agree after `average`.
+        """
         state: dict[str, Tensor] = {}
         for prefix, module in (("tables.pooled", self.pooled), ("tables.sequence", self.sequence)):
             if module is None:
@@ -122,27 +178,79 @@ def local_slices(value: Tensor) -> list[Slice]:
     return [Slice(shard, offset[0]) for shard, offset in parts if shard.numel()]
 
 
-def _shard(
-    module: nn.Module,
-    sharder: Any,
-    placements: Mapping[str, TablePlacement],
-    env: ShardingEnv,
-    device: torch.device,
-) -> Any:
-    configs = module.embedding_bag_configs() if hasattr(module, "embedding_bag_configs") else module.embedding_configs()  # type: ignore[operator]
-    generators = {}
-    for table in configs:
-        placement = placements[table.name]
+def _storages(values: Iterable[Tensor]) -> list[Tensor]:
+    """Flat tensors over the storages that hold the local parts of `values`, each storage once."""
+    found: dict[int, Tensor] = {}
+    for part in (part.tensor for value in values for part in local_slices(value)):
+        storage = part.untyped_storage()
+        if storage.data_ptr() not in found:
+            found[storage.data_ptr()] = torch.empty(0, dtype=part.dtype, device=part.device).set_(storage)
+    return list(found.values())
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Where the tables of one replica lie: TorchRec's environment, and this rank's group as global ranks."""
+
+    env: ShardingEnv
+    ranks: list[int]
+    host_ranks: int  # ranks of the group on one host
+    local_ranks: int  # ranks of the world on one host
+    placements: Mapping[str, TablePlacement]
+    device: torch.device
+    replica_group: dist.ProcessGroup | None
+
+    @staticmethod
+    def make(topology: Topology, placements: Mapping[str, TablePlacement], device: torch.device) -> "_Layout":
+        """One replica needs no second axis, unless a table lies on one host: TorchRec reads the ranks of a host from
+        the environment otherwise."""
+        by_host = any(placement.sharding == "table_row_wise" for placement in placements.values())
+        local = topology.ranks_per_node
+        host_ranks = min(local, topology.mp_shard)
+        world, here = dist.group.WORLD, dist.get_rank()
+        if topology.mp_replicate == 1 and not by_host:
+            env = ShardingEnv(topology.world_size, here, world, output_dtensor=True)
+            return _Layout(env, list(range(topology.world_size)), host_ranks, local, placements, device, None)
+        axes = (Axis.MP_REPLICATE.value, Axis.MP_SHARD.value)
+        mesh = init_device_mesh(device.type, (topology.mp_replicate, topology.mp_shard), mesh_dim_names=axes)
+        replicas = mesh.get_group(axes[0])
+        env = ShardingEnv2D(
+            mesh.get_group(axes[1]), replicas, world, mesh, node_group_size=host_ranks,
+            use_inter_host_allreduce=True,  # TorchRec's word for groups of neighbouring ranks
+        )  # fmt: skip
+        ranks = dist.get_process_group_ranks(env.sharding_pg)
+        return _Layout(env, ranks, host_ranks, local, placements, device, replicas)
+
+    def shard(self, module: nn.Module, sharder: Any) -> Any:
+        """The sharded module."""
+        configs = (
+            module.embedding_bag_configs() if hasattr(module, "embedding_bag_configs") else module.embedding_configs()  # type: ignore[operator]
+        )
+        plan = construct_module_sharding_plan(
+            module,
+            {table.name: self._generator(self.placements[table.name]) for table in configs},
+            sharder=sharder,
+            local_size=self.host_ranks,
+            world_size=self.env.world_size,
+            device_type=self.device.type,
+        )
+        for parameter in plan.values():
+            self._to_global_ranks(parameter)
+        return sharder.shard(module, plan, self.env, self.device)
+
+    def _generator(self, placement: TablePlacement) -> Any:
         if placement.sharding == "row_wise":
-            generators[table.name] = row_wise(compute_kernel="fused")
-        else:
-            generators[table.name] = table_wise(rank=placement.rank, compute_kernel="fused")
-    plan = construct_module_sharding_plan(
-        module,
-        generators,
-        sharder=sharder,
-        local_size=env.world_size,
-        world_size=env.world_size,
-        device_type=device.type,
-    )
-    return sharder.shard(module, plan, env, device)
+            return row_wise(compute_kernel="fused")
+        assert placement.rank is not None
+        if placement.sharding == "table_row_wise":
+            return table_row_wise(host_index=placement.rank // self.host_ranks)
+        return table_wise(rank=placement.rank, compute_kernel="fused")
+
+    def _to_global_ranks(self, parameter: Any) -> None:
+        """Plans name ranks of the group; TorchRec's sharded tensors want those of the world."""
+        parameter.compute_kernel = "fused"  # table_row_wise takes no kernel, and chooses another on CPU
+        parameter.ranks = [self.ranks[rank] for rank in parameter.ranks]
+        for shard in parameter.sharding_spec.shards:
+            rank = self.ranks[shard.placement.rank()]
+            device = "cpu" if self.device.type == "cpu" else f"{self.device.type}:{rank % self.local_ranks}"
+            shard.placement = _remote_device(f"rank:{rank}/{device}")

@@ -28,6 +28,7 @@ STEP = (
     "flag_wait",
     "dense_backward",
     "tables_backward",
+    "tables_sync",
     "optimizer",
     "exposed_communication",
 )

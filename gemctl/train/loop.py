@@ -134,15 +134,22 @@ class Trainer:
     def save(self) -> int:
         """Starts an asynchronous checkpoint of the present state; returns its step."""
         self.stage("save", self.done)
+        self._settle()
         with self.ledger.part("checkpoint_stall"):
             position = {"step": self.done, "applied_updates": self.optimizer.applied}
             self.saver.save(self.done, self.state(), position)
         return self.done
 
+    def _settle(self) -> None:
+        """Averages replicas of the tables that have diverged since the last average: state is read when all agree."""
+        with self.ledger.part("tables_sync"):
+            self.model.tables.average()
+
     def evaluate(self) -> None:
         """NE and AUC over all eval rows; nothing where the configuration has none."""
         if self.config.data.eval is None:
             return
+        self._settle()
         metrics = TaskMetrics([label.name for label in self.spec.labels], self.model.device)
         start = time.perf_counter()
         with self.ledger.part("eval"):

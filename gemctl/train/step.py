@@ -2,7 +2,7 @@
 
 A step can be dropped whole as long as nothing has entered the tables, which update inside their own backward. So the
 order is: look the tables up once · for each micro-batch forward, agree on the flags, backward to the looked-up
-embeddings · agree on the gradient norm · update the dense part · backward through the tables.
+embeddings · agree on the gradient norm · update the dense part · backward through the tables · average their replicas.
 """
 
 import math
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gemctl.config.schema import Config
 from gemctl.data.batch import Batch
+from gemctl.data.order import local_slice
 from gemctl.errors import GemctlError
 from gemctl.parallel.assemble import ShardedModel
 from gemctl.parallel.dense import gradient_norm, scale_gradients, sync_gradients
@@ -62,6 +63,8 @@ class Stepper:
             self._not_finite(index, loss)
         else:
             result.grad_norm = self._update(index, looked_up, factor)
+        with self.ledger.part("tables_sync"):
+            self.model.tables.sync(index)
         self.optimizer.zero_grad()
         return result
 
@@ -75,7 +78,7 @@ class Stepper:
             part = batch if count == 1 else batch.slice(start, stop)
             embedded = looked_up.leaves if count == 1 else looked_up.leaves.slice(batch, start, stop)
             with self.ledger.part("dense_forward"):
-                scores = self.model.dense(part, embedded)
+                scores = self.model.logits(part, embedded, lambda rank, micro=micro: self._rows(rank, micro))
                 losses = task_losses(scores, part)
             with self.ledger.part("flag_wait"):
                 sums, weights, agreed = self._agree(losses.detach(), weights, wish, agreed, first=micro == 0)
@@ -94,7 +97,14 @@ class Stepper:
     def _drop_gradients(self, batch: Batch, looked_up: LookedUp) -> None:
         """Empties what FSDP2 has accumulated unreduced: one backward of no rows reduces it, `zero_grad` drops it."""
         sync_gradients(self.model.dense, last=True)
-        self.model.dense(batch.slice(0, 0), looked_up.leaves.slice(batch, 0, 0)).sum().backward()
+        nothing = looked_up.leaves.slice(batch, 0, 0)
+        self.model.logits(batch.slice(0, 0), nothing, lambda rank: 0).sum().backward()
+
+    def _rows(self, rank: int, micro: int) -> int:
+        """Rows of a rank's micro-batch: a function of the global batch and the world."""
+        start, stop = local_slice(self.config.train.global_batch, rank, self.world)
+        first, last = (number * (stop - start) // self.config.train.accumulate for number in (micro, micro + 1))
+        return last - first
 
     def _agree(
         self, losses: Tensor, weights: Tensor, wish: Flags, so_far: Flags, first: bool
@@ -124,7 +134,7 @@ class Stepper:
                 scale_gradients(self.model.dense, bound / norm)
             self.optimizer.step(factor)
         with self.ledger.part("tables_backward"):
-            looked_up.backward()
+            self.model.tables.backward(looked_up)
         return norm
 
     def _not_finite(self, index: int, loss: float) -> None:
