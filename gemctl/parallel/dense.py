@@ -1,58 +1,94 @@
 """The dense part under FSDP2: HSDP over dp_replicate × dp_shard, values by global index, one global gradient norm."""
 
 from collections.abc import Mapping
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
 from gemctl.config.schema import PrecisionConfig
+from gemctl.mesh.axes import Axis
+from gemctl.mesh.topology import Topology
 from gemctl.model.init import InitRule
+from gemctl.parallel.experts import EpExchange, expert_modules, placement, shard_experts
 from gemctl.parallel.init import Slice, fill
 from gemctl.plan.dense import UNIT_PARAMETERS
 
 
-def shard_dense(dense: nn.Module, mesh: DeviceMesh, precision: PrecisionConfig, device: torch.device) -> None:
-    """Shards `dense` (on the meta device) in place and gives it storage; its values are not set yet.
+def shard_dense(
+    dense: nn.Module, topology: Topology, precision: PrecisionConfig, device: torch.device
+) -> EpExchange | None:
+    """Shards `dense` (on the meta device) in place and gives it storage; its values are not set yet. Collective.
 
-    `mesh` is 1D (dp_shard) or 2D (dp_replicate, dp_shard). Blocks of ≥ `UNIT_PARAMETERS` are gathered alone.
+    Blocks of ≥ `UNIT_PARAMETERS` are gathered alone, and with ep > 1 experts are (`gemctl.parallel.experts`), whose
+    exchange is returned. Each unit's gather starts when the unit before it begins.
     """
     policy = MixedPrecisionPolicy()
     if precision.dense == "bf16":
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    modules = expert_modules(dense)
+    stacked = {parameter for module in modules for parameter in module.parameters()}
+    exchange = None
+    if topology.ep > 1:
+        exchange = shard_experts(modules, topology, policy, device)
+        stacked = set()  # of no unit below
+    mesh = _mesh(topology, device)
+
+    def cut(parameter: nn.Parameter) -> Shard:
+        return placement(parameter, topology) if parameter in stacked else Shard(0)
+
     for child in dense.children():
         for block in child if isinstance(child, nn.ModuleList) else [child]:
-            if sum(parameter.numel() for parameter in block.parameters()) >= UNIT_PARAMETERS:
-                fully_shard(block, mesh=mesh, mp_policy=policy)
-    fully_shard(dense, mesh=mesh, mp_policy=policy)
+            own = (parameter for parameter in block.parameters() if not isinstance(parameter, DTensor))
+            if sum(parameter.numel() for parameter in own) >= UNIT_PARAMETERS:
+                fully_shard(block, mesh=mesh, mp_policy=policy, shard_placement_fn=cut)
+    fully_shard(dense, mesh=mesh, mp_policy=policy, shard_placement_fn=cut)
+    sharded = [module for module in dense.modules() if isinstance(module, FSDPModule)]
+    for unit, following in pairwise(sharded):
+        unit.set_modules_to_forward_prefetch([following])
     dense.to_empty(device=device)
+    return exchange
+
+
+def _mesh(topology: Topology, device: torch.device) -> DeviceMesh:
+    """dp_replicate × dp_shard without a replicate axis of degree 1; FSDP2 needs dp_shard all the same."""
+    degrees = {Axis.DP_REPLICATE.value: topology.dp_replicate, Axis.DP_SHARD.value: topology.dp_shard}
+    axes = {axis: degree for axis, degree in degrees.items() if degree > 1 or axis == Axis.DP_SHARD.value}
+    return init_device_mesh(device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
 
 
 def initialise_dense(dense: nn.Module, rules: Mapping[str, InitRule], seed: int) -> None:
     """Fills this rank's shards as a function of (seed, name, global index). Names are those of the whole model."""
     for name, parameter in dense.named_parameters():
         full_name = f"dense.{name}"
-        fill(local_slice(parameter), rules[full_name], seed, full_name)
+        for part in local_slices(parameter):
+            fill(part, rules[full_name], seed, full_name)
 
 
-def local_slice(value: Tensor) -> Slice:
-    """This rank's rows of an FSDP2 parameter: dim 0 in chunks of ⌈rows/shards⌉, the last ones short or empty."""
+def local_slices(value: Tensor) -> list[Slice]:
+    """This rank's part of an FSDP2 parameter as slices that are contiguous in the full tensor.
+
+    That is one, rows of dim 0, or one for each expert where FSDP2 cuts dim 1 of stacked ones.
+    """
     assert isinstance(value, DTensor)
-    first_row = 0
-    for axis, placement in enumerate(value.placements):
-        if isinstance(placement, Shard):
-            shards = value.device_mesh.size(axis)
-            chunk = -(-value.shape[0] // shards)
-            first_row = min(chunk * value.device_mesh.get_local_rank(axis), value.shape[0])
-    return Slice(value.to_local(), first_row)
+    local = value.to_local()
+    if local.numel() == 0:
+        return []
+    (box,) = value.__create_chunk_list__()  # DCP's protocol: where the part lies
+    first, *others = box.offsets
+    if local.shape[1:] == value.shape[1:]:
+        return [Slice(local, first)]
+    return [Slice(expert, (first + i) * value.shape[1] + others[0]) for i, expert in enumerate(local)]
 
 
 def gradient_norm(dense: nn.Module, group: dist.ProcessGroup, replicas: int, others_finite: bool) -> float:
-    """Global L2 norm of the dense gradients, the same on every rank; NaN or inf also where one rank's `others_finite`
-    is false (the gradients of the tables' outputs, which must not enter the tables). Collective over the world.
+    """Global L2 norm of the dense gradients, experts' too, the same on every rank; NaN or inf also where one rank's
+    `others_finite` is false (the gradients of the tables' outputs, which must not enter the tables). Collective over
+    the world. `replicas`: ranks that hold each gradient shard, whatever mesh it lies on.
     """
     gradients = _local_gradients(dense)
     squares = torch.zeros((), dtype=torch.float64, device=next(dense.parameters()).device)

@@ -96,7 +96,7 @@ def build(config: Config, spec: FeatureSpec, host: Host | None = None) -> Plan:
         "name": config.run.name,
         "topology": given.topology,
         "tables": dict(given.tables),
-        "units": [_unit(unit, given.topology) for unit in given.units],
+        "units": [_unit(unit) for unit in given.units],
         "objects": objects,
         "classes": classes,
         "traffic": traffic(given),
@@ -128,8 +128,8 @@ def to_json(plan: Plan) -> str:
 def _inputs(config: Config, spec: FeatureSpec, facts: DataFacts) -> Inputs:
     topology = resolve(config.topology, config.launcher)
     tables = place(spec, config.model.dim, config.topology, topology.mp_shard)
-    given = Inputs(config, spec, topology, units(dense_parameters(config.model, spec)), tables, facts)
-    parameters = sum(unit.numel for unit in given.units)
+    given = Inputs(config, spec, topology, units(dense_parameters(config.model, spec), topology), tables, facts)
+    parameters = sum(unit.parameters for unit in given.units)
     largest = max((table.weight_bytes for table in tables.values()), default=0)
     if parameters > MOST or largest > MOST:  # int64 would overflow
         raise DoesNotFit(f"the dense part has {parameters:.1e} parameters, the largest table {largest:.1e} bytes")
@@ -144,8 +144,8 @@ def _countable(objects: list[MemoryObject]) -> list[MemoryObject]:
     return objects
 
 
-def _unit(unit: Unit, topology: Topology) -> UnitPlan:
-    return UnitPlan(unit.name, unit.numel, unit.padded(topology.dp_shard))
+def _unit(unit: Unit) -> UnitPlan:
+    return UnitPlan(unit.name, unit.parameters, unit.padded)
 
 
 def _compute(given: Inputs) -> Compute:

@@ -2,7 +2,8 @@
 
 FSDP2 cuts dim 0 of every parameter into chunks of ⌈rows/shards⌉ rows; storage is padded to full chunks, AdamW's state
 is not. A block of at least `UNIT_PARAMETERS` is gathered and freed alone; the rest is the root unit, which stays
-gathered from forward to the end of backward.
+gathered from forward to the end of backward. Experts are stacked along dim 0, which `ep` cuts first: a rank then sees
+experts/ep of them, sharded over dp_shard/ep ranks, and each module of experts is a unit.
 
     gemctl plan experiment=main        # "dense weights", "gradients", "AdamW state", "unsharded peak"
 """
@@ -14,54 +15,99 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from gemctl.mesh.topology import Topology
 from gemctl.specs.count import Shape
 
 UNIT_PARAMETERS = 1 << 20
 """A block below this many parameters costs more as a collective of its own than it saves in memory."""
 
 ROOT = "root"
+EXPERTS = "experts"
+"""Name of every module whose parameters are stacked by expert."""
 
 
 @dataclass(frozen=True)
 class Unit:
-    """Parameters that are gathered together. Counts are elements."""
+    """Parameters that are gathered together, by one rank: with `ep` > 1, those of its own experts.
+
+    `shapes` are as FSDP2 sees them, each cut along its entry of `dims` into `shards` parts.
+    """
 
     name: str
     shapes: tuple[Shape, ...]
+    dims: tuple[int, ...]
+    shards: int
+    ep: int = 1
 
     @property
     def numel(self) -> int:
-        """Elements of all parameters."""
+        """Elements of all parameters when gathered."""
         return sum(math.prod(shape) for shape in self.shapes)
 
-    def padded(self, shards: int) -> int:
-        """Elements of one rank's storage: full chunks, the same on every rank."""
-        return sum(-(-shape[0] // shards) * math.prod(shape[1:]) for shape in self.shapes)
+    @property
+    def parameters(self) -> int:
+        """Elements of the model that this unit stands for."""
+        return self.numel * self.ep
 
-    def held(self, shards: int) -> NDArray[np.int64]:
-        """int64 [shards]: elements of the parameters that each shard really holds (the last ones may be short)."""
-        total = np.zeros(shards, np.int64)
-        for rows, *others in self.shapes:
-            chunk, row = -(-rows // shards), math.prod(others)
-            full, rest = divmod(rows, chunk)
+    @property
+    def padded(self) -> int:
+        """Elements of one rank's storage: full chunks, the same on every rank."""
+        cuts = zip(self.shapes, self.dims, strict=True)
+        return sum(-(-shape[dim] // self.shards) * (math.prod(shape) // shape[dim]) for shape, dim in cuts)
+
+    def held(self) -> NDArray[np.int64]:
+        """int64 [dp_shard]: elements of the parameters that each shard really holds (the last ones may be short)."""
+        total = np.zeros(self.shards, np.int64)
+        for shape, dim in zip(self.shapes, self.dims, strict=True):
+            chunk, row = -(-shape[dim] // self.shards), math.prod(shape) // shape[dim]
+            full, rest = divmod(shape[dim], chunk)
             total[:full] += chunk * row
             total[full : full + 1] += rest * row
-        return total
+        return np.repeat(total, self.ep)
 
 
-def units(parameters: Iterable[tuple[str, Shape]]) -> list[Unit]:
+def cut_dim(stacked: Shape, shards: int) -> int:
+    """The dimension of stacked experts [experts, rows, …] that FSDP2 cuts into `shards`: 0, or 1 if only that is even.
+
+    Whole experts are fewer than shards as a rule, so a cut along dim 0 would leave ranks without any.
+    """
+    return 1 if stacked[0] % shards and len(stacked) > 1 and stacked[1] % shards == 0 else 0
+
+
+def units(parameters: Iterable[tuple[str, Shape]], topology: Topology) -> list[Unit]:
     """Root first, then every block that is a unit of its own, in the order of `parameters` (name, shape).
 
-    A block is a child of the dense model, or an entry of its list of layers: "heads", "layers.0".
+    A block is a child of the dense model, or an entry of its list of layers ("heads", "layers.0"); with `ep` > 1 also
+    a module of experts.
     """
-    blocks: dict[str, list[Shape]] = {}
+    blocks: dict[str, list[tuple[Shape, int]]] = {}
+    experts: dict[str, list[Shape]] = {}
     for name, shape in parameters:
-        blocks.setdefault(block_of(name), []).append(shape)
-    alone = [Unit(name, tuple(shapes)) for name, shapes in blocks.items()]
-    own = [unit for unit in alone if unit.numel >= UNIT_PARAMETERS]
-    names = {unit.name for unit in own}
-    rest = tuple(shape for name, shapes in blocks.items() if name not in names for shape in shapes)
-    return [Unit(ROOT, rest), *own]
+        module = experts_of(name)
+        if module is not None and topology.ep > 1:
+            experts.setdefault(module, []).append((shape[0] // topology.ep, *shape[1:]))
+        else:
+            dim = 0 if module is None else cut_dim(shape, topology.dp_shard)
+            blocks.setdefault(block_of(name), []).append((shape, dim))
+    sizes = {name: sum(math.prod(shape) for shape, _ in cuts) for name, cuts in blocks.items()}
+    rest = [cut for name, cuts in blocks.items() if sizes[name] < UNIT_PARAMETERS for cut in cuts]
+    alone = {ROOT: rest} | {name: cuts for name, cuts in blocks.items() if sizes[name] >= UNIT_PARAMETERS}
+    found = [_unit(name, cuts, topology.dp_shard) for name, cuts in alone.items()]
+    return found + [
+        _unit(name, [(shape, cut_dim(shape, topology.expert_shard)) for shape in shapes], topology.expert_shard,
+              topology.ep)
+        for name, shapes in experts.items()
+    ]  # fmt: skip
+
+
+def _unit(name: str, cuts: list[tuple[Shape, int]], shards: int, ep: int = 1) -> Unit:
+    return Unit(name, tuple(shape for shape, _ in cuts), tuple(dim for _, dim in cuts), shards, ep)
+
+
+def experts_of(parameter: str) -> str | None:
+    """The module of experts that a parameter belongs to, None if it is stacked by none."""
+    parts = parameter.split(".")
+    return ".".join(parts[: parts.index(EXPERTS) + 1]) if EXPERTS in parts else None
 
 
 def block_of(parameter: str) -> str:

@@ -115,8 +115,8 @@ def _same(name: str, size: float, formula: str, place: str = DEVICE, estimate: b
 
 def _dense(given: Inputs) -> list[MemoryObject]:
     shards = given.topology.dp_shard
-    padded = sum(unit.padded(shards) for unit in given.units)
-    held = np.sum([unit.held(shards) for unit in given.units], axis=0)
+    padded = sum(unit.padded for unit in given.units)
+    held = np.sum([unit.held() for unit in given.units], axis=0)
     count = sum(len(unit.shapes) for unit in given.units)
     axis = Axis.DP_SHARD.value
     chunks = "Σ ⌈rows/dp_shard⌉ · columns · 4"
@@ -185,9 +185,7 @@ BUFFERS = "max of: largest unit, table outputs sent and received"
 
 
 def _buffers(given: Inputs) -> float:
-    shards = given.topology.dp_shard
-    unit = max(unit.padded(shards) for unit in given.units) * shards
-    dense = unit * FLOAT if given.topology.dp_shard > 1 else 0
+    dense = max(unit.padded * unit.shards * FLOAT if unit.shards > 1 else 0 for unit in given.units)
     pooled = sum(feature.table in set(given.spec.pooled_tables()) for feature in given.spec.categorical)
     # Row-wise pooled tables make partial sums for the rows of the whole table group before they are reduced.
     partial = pooled * given.rows * given.topology.mp_shard * given.config.model.dim

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from gemctl.cluster.tiers import Tier, tier_of
-from gemctl.mesh.axes import Axis
+from gemctl.mesh.axes import EXPERT_SHARD, Axis
 from gemctl.mesh.groups import groups
-from gemctl.plan.dense import ROOT
+from gemctl.plan.dense import ROOT, Unit
 from gemctl.plan.memory import Inputs
 from gemctl.plan.tables import FLOAT
+from gemctl.specs.model import WukongExpertsSpec
 
 INT = 8
 WORLD = "world"
@@ -57,21 +58,54 @@ def _tier(given: Inputs, axis: str) -> Tier:
 
 
 def _dense(given: Inputs) -> list[Row]:
-    shards, replicas = given.topology.dp_shard, given.topology.dp_replicate
-    rows: list[Row] = []
-    if shards > 1:
-        # Blocks are gathered again for backward; the root stays gathered.
-        calls = {unit.name: (1 if unit.name == ROOT else 2) * given.config.train.accumulate for unit in given.units}
-        gathered = sum(calls[unit.name] * unit.padded(shards) for unit in given.units) * (shards - 1)
-        reduced = sum(unit.padded(shards) for unit in given.units) * (shards - 1)
-        axis, weights = Axis.DP_SHARD.value, sum(calls.values())
-        rows.append((axis, "all-gather", "dense weights", weights, gathered * given.compute_bytes))
-        rows.append((axis, "reduce-scatter", "dense gradients", len(given.units), reduced * FLOAT))
-    if replicas > 1:
-        size = sum(unit.padded(shards) for unit in given.units) * FLOAT
-        sent = 2 * (replicas - 1) / replicas * size
-        rows.append((Axis.DP_REPLICATE.value, "all-reduce", "dense gradient shards", len(given.units), sent))
+    topology, ep = given.topology, given.topology.ep
+    experts = [unit for unit in given.units if unit.ep > 1]
+    rows = _sharded(given, [unit for unit in given.units if unit.ep == 1], Axis.DP_SHARD.value, "dense")
+    rows += _sharded(given, experts, EXPERT_SHARD, "experts'")
+    if topology.dp_replicate > 1:
+        size = sum(unit.padded for unit in given.units) * FLOAT
+        sent = 2 * (topology.dp_replicate - 1) / topology.dp_replicate * size
+        rows.append((Axis.DP_REPLICATE.value, "all-reduce", "gradient shards", len(given.units), sent))
+    if ep > 1:
+        rows += _exchanges(given)
     return rows
+
+
+def _sharded(given: Inputs, units: list[Unit], axis: str, what: str) -> list[Row]:
+    """FSDP2's collectives of units that are cut over one group."""
+    if not units or units[0].shards == 1:
+        return []
+    # Blocks are gathered again for backward; the root stays gathered.
+    others = units[0].shards - 1
+    calls = {unit.name: (1 if unit.name == ROOT else 2) * given.config.train.accumulate for unit in units}
+    gathered = sum(calls[unit.name] * unit.padded for unit in units) * others * given.compute_bytes
+    reduced = sum(unit.padded for unit in units) * others * FLOAT
+    return [
+        (axis, "all-gather", f"{what} weights", sum(calls.values()), gathered),
+        (axis, "reduce-scatter", f"{what} gradients", len(units), reduced),
+    ]
+
+
+def _exchanges(given: Inputs) -> list[Row]:
+    """Activations of the expert blocks: inputs gathered and outputs summed over `ep`, and the mirror for backward."""
+    model, spec = given.config.model, given.config.model.interaction
+    if not isinstance(spec, WukongExpertsSpec):
+        return []
+    calls, others = model.layers * given.config.train.accumulate, given.topology.ep - 1
+    sequences = len(given.spec.sequences) * model.summary.seeds
+    first = len(given.spec.categorical) + bool(given.spec.dense) + bool(given.spec.domain)
+    tokens = {"inputs": first + (model.layers - 1) * spec.tokens + model.layers * sequences,
+              "outputs": model.layers * spec.tokens}  # fmt: skip
+    token = given.rows * others * model.dim * given.compute_bytes
+    return [
+        (Axis.EP.value, collective, f"expert {what}", calls, tokens[what.split("'")[0]] * token)
+        for collective, what in (
+            ("all-gather", "inputs"),
+            ("reduce-scatter", "outputs"),
+            ("all-gather", "outputs' gradients"),
+            ("reduce-scatter", "inputs' gradients"),
+        )
+    ]
 
 
 def _tables(given: Inputs) -> list[Row]:

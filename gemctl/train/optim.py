@@ -1,5 +1,7 @@
 """AdamW over the dense part, whose state exists from the start, and the warm-up of both learning rates."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -13,7 +15,7 @@ class DenseOptimizer:
         self.config = config
         self.names = {parameter: f"dense.{name}" for name, parameter in dense.named_parameters()}
         self.adamw = torch.optim.AdamW(
-            dense.parameters(),
+            _by_mesh(dense),
             lr=config.lr,
             betas=(config.betas[0], config.betas[1]),
             eps=config.eps,
@@ -54,6 +56,14 @@ class DenseOptimizer:
             for parameter, name in self.names.items()
             for slot in ("exp_avg", "exp_avg_sq")
         }
+
+
+def _by_mesh(dense: nn.Module) -> list[dict[str, list[nn.Parameter]]]:
+    """Parameter groups of one mesh each, as one fused update can't take tensors of two."""
+    found: dict[Any, list[nn.Parameter]] = {}
+    for parameter in dense.parameters():
+        found.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
+    return [{"params": parameters} for parameters in found.values()]
 
 
 def warmup_factor(step: int, warmup: int) -> float:

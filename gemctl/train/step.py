@@ -7,6 +7,7 @@ embeddings · agree on the gradient norm · update the dense part · backward th
 
 import math
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -78,7 +79,7 @@ class Stepper:
             part = batch if count == 1 else batch.slice(start, stop)
             embedded = looked_up.leaves if count == 1 else looked_up.leaves.slice(batch, start, stop)
             with self.ledger.part("dense_forward"):
-                scores = self.model.logits(part, embedded, lambda rank, micro=micro: self._rows(rank, micro))
+                scores = self.model.logits(part, embedded, partial(self._rows, micro))
                 losses = task_losses(scores, part)
             with self.ledger.part("flag_wait"):
                 sums, weights, agreed = self._agree(losses.detach(), weights, wish, agreed, first=micro == 0)
@@ -100,7 +101,7 @@ class Stepper:
         nothing = looked_up.leaves.slice(batch, 0, 0)
         self.model.logits(batch.slice(0, 0), nothing, lambda rank: 0).sum().backward()
 
-    def _rows(self, rank: int, micro: int) -> int:
+    def _rows(self, micro: int, rank: int) -> int:
         """Rows of a rank's micro-batch: a function of the global batch and the world."""
         start, stop = local_slice(self.config.train.global_batch, rank, self.world)
         first, last = (number * (stop - start) // self.config.train.accumulate for number in (micro, micro + 1))

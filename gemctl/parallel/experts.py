@@ -1,0 +1,210 @@
+"""Expert parallelism: each rank of an `ep` group holds 1/ep of the experts and runs them on the whole group's rows.
+
+Tokens are not routed: activations are gathered over `ep`, local experts compute their part of the output, and a
+reduce-scatter sums the parts and gives every rank its own rows back. Backward is the mirror image: gradients of the
+outputs are gathered, gradients of the inputs reduce-scattered.
+
+    gemctl train experiment=main topology.ep=2
+
+An expert module holds stacked parameters `[E, …]` and an attribute `exchange` (`gemctl.model.experts.Exchange`). Here
+dim 0 is cut over `ep` and the rest is sharded by FSDP2 over dp_replicate × expert_shard, so a parameter is a DTensor
+of its full shape whatever `ep` is.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Shard
+
+from gemctl.mesh.axes import EXPERT_SHARD, Axis
+from gemctl.mesh.topology import Topology
+from gemctl.plan.dense import cut_dim
+
+
+@dataclass
+class _Gathered:
+    """An all-gather under way: `padded` [ep, most, …] is valid after `wait`."""
+
+    source: Tensor
+    padded: Tensor
+    work: dist.Work | None
+
+    def wait(self, rows: Sequence[int]) -> Tensor:
+        """[Σ rows, …]: the rows of all ranks, in their order."""
+        if self.work is not None:
+            self.work.wait()
+        if len(set(rows)) == 1:
+            return self.padded.flatten(0, 1)
+        return torch.cat([part[:count] for part, count in zip(self.padded, rows, strict=True)])
+
+
+class EpExchange:
+    """The collectives of one rank over its `ep` group, for batches whose row counts may differ from rank to rank.
+
+    Rows are padded to the group's maximum inside the collectives alone. Tell it the counts before each forward:
+    `expect` where they are known, `count` where they must be exchanged.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, experts: int) -> None:
+        """`experts`: of the whole model; each rank of the group holds experts / ep of them."""
+        self.group = group
+        self.rank, self.ep = dist.get_rank(group), dist.get_world_size(group)
+        self.ranks = dist.get_process_group_ranks(group)
+        self.first = self.rank * (experts // self.ep)
+        self.rows: Sequence[int] = ()
+        self._started: list[_Gathered] = []
+
+    def expect(self, rows: Sequence[int]) -> None:
+        """The next forward's row counts, by rank of the group."""
+        self.rows = rows
+        self._started.clear()
+
+    def count(self, own: int) -> None:
+        """Learns the next forward's row counts from the group. Collective."""
+        counts = torch.empty(self.ep, dtype=torch.int64, device=_device(self.group))
+        dist.all_gather_into_tensor(counts, counts.new_tensor([own]), group=self.group)
+        self.expect(counts.tolist())
+
+    def prefetch(self, x: Tensor) -> None:
+        """Starts the gather of `x`; a later `gather(x)` waits for it. Collective."""
+        self._started.append(self._start(x, wait=False))
+
+    def gather(self, x: Tensor) -> Tensor:
+        """[B, …] → [B_group, …]. Collective."""
+        started = next((pending for pending in self._started if pending.source is x), None)
+        if started is not None:
+            self._started.remove(started)
+        gathered: Tensor = _Gather.apply(x, self, tuple(self.rows), started)
+        return gathered
+
+    def reduce_scatter(self, y: Tensor) -> Tensor:
+        """[B_group, …] → [B, …]: the sum over the group of its own rows. Collective."""
+        reduced: Tensor = _ReduceScatter.apply(y, self, tuple(self.rows))
+        return reduced
+
+    def _start(self, x: Tensor, wait: bool) -> _Gathered:
+        if len(x) != self.rows[self.rank]:
+            raise RuntimeError(f"rank {self.rank} of an ep group holds {len(x)} rows, but {self.rows} were expected")
+        most = max(self.rows)
+        own = x.detach().contiguous()
+        if len(own) < most:
+            own = torch.cat([own, own.new_zeros(most - len(own), *own.shape[1:])])
+        padded = own.new_empty(self.ep, *own.shape)
+        work = None
+        if padded.numel():
+            work = dist.all_gather_into_tensor(padded.flatten(0, 1), own, group=self.group, async_op=not wait)
+        return _Gathered(x, padded, work)
+
+    def _gather_rows(self, x: Tensor, rows: Sequence[int], started: _Gathered | None = None) -> Tensor:
+        return (started or self._start(x, wait=True)).wait(rows)
+
+    def _sum_rows(self, y: Tensor, rows: Sequence[int]) -> Tensor:
+        most = max(rows)
+        if len(set(rows)) == 1:
+            padded = y.contiguous()
+        else:
+            padded = y.new_zeros(self.ep, most, *y.shape[1:])
+            for part, own in zip(padded, y.split(list(rows)), strict=True):
+                part[: len(own)] = own
+            padded = padded.flatten(0, 1)
+        reduced = y.new_empty(most, *y.shape[1:])
+        if reduced.numel():
+            dist.reduce_scatter_tensor(reduced, padded, group=self.group)
+        return reduced[: rows[self.rank]]
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: torch.autograd.function.FunctionCtx,
+        x: Tensor,
+        exchange: EpExchange,
+        rows: tuple[int, ...],
+        started: _Gathered | None,
+    ) -> Tensor:
+        ctx.exchange, ctx.rows = exchange, rows  # type: ignore[attr-defined]
+        return exchange._gather_rows(x, rows, started)
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        return ctx.exchange._sum_rows(gradients[0], ctx.rows), None, None, None  # type: ignore[attr-defined]
+
+
+class _ReduceScatter(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: torch.autograd.function.FunctionCtx, y: Tensor, exchange: EpExchange, rows: tuple[int, ...]
+    ) -> Tensor:
+        ctx.exchange, ctx.rows = exchange, rows  # type: ignore[attr-defined]
+        return exchange._sum_rows(y, rows)
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.exchange._gather_rows(gradients[0], ctx.rows), None, None  # type: ignore[attr-defined]
+
+
+def _device(group: dist.ProcessGroup) -> torch.device:
+    return (
+        torch.device("cuda", torch.cuda.current_device()) if dist.get_backend(group) == "nccl" else torch.device("cpu")
+    )
+
+
+def expert_modules(dense: nn.Module) -> list[nn.Module]:
+    """The modules whose parameters are stacked by expert."""
+    return [module for module in dense.modules() if hasattr(module, "exchange")]
+
+
+def shard_experts(
+    modules: Sequence[nn.Module], topology: Topology, policy: MixedPrecisionPolicy, device: torch.device
+) -> EpExchange:
+    """Spreads stacked parameters (on the meta device) over `ep`, shards the rest, and gives the modules their exchange.
+
+    Every module becomes an FSDP2 unit. Its gradients are sums over the ep group's rows already, so they are divided by
+    the world, not by the ranks that reduce them.
+    """
+    mesh = _expert_mesh(topology, device)
+    names = mesh.mesh_dim_names or ()
+    data_axes = tuple(name for name in names if name != Axis.EP.value)
+    experts = next(modules[0].parameters()).shape[0]
+    exchange = EpExchange(mesh.get_group(Axis.EP.value), experts)
+    for module in modules:
+        _spread(module, mesh[Axis.EP.value])
+        fully_shard(
+            module, mesh=mesh[data_axes], mp_policy=policy,
+            shard_placement_fn=lambda parameter: placement(parameter, topology),
+        )  # fmt: skip
+        assert isinstance(module, FSDPModule)
+        module.set_gradient_divide_factor(float(topology.world_size))
+        if device.type == "cpu" and topology.expert_shard > 1:
+            # gloo has no scaled sum. (With one shard FSDP2 reduces nothing there, and this would divide twice.)
+            module.set_force_sum_reduction_for_comms(True)
+        module.exchange = exchange  # type: ignore[assignment]
+    return exchange
+
+
+def placement(stacked: Tensor, topology: Topology) -> Shard:
+    """The dimension of a stacked parameter that FSDP2 cuts."""
+    local = stacked.to_local() if isinstance(stacked, DTensor) else stacked
+    return Shard(cut_dim(tuple(local.shape), topology.expert_shard))
+
+
+def _expert_mesh(topology: Topology, device: torch.device) -> DeviceMesh:
+    """dp_replicate × expert_shard × ep, without axes of degree 1; FSDP2 needs expert_shard all the same."""
+    degrees = {Axis.DP_REPLICATE.value: topology.dp_replicate, EXPERT_SHARD: topology.expert_shard}
+    axes = {name: degree for name, degree in degrees.items() if degree > 1 or name == EXPERT_SHARD}
+    axes[Axis.EP.value] = topology.ep
+    return init_device_mesh(device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
+
+
+def _spread(module: nn.Module, mesh: DeviceMesh) -> None:
+    """Replaces each parameter [E, …] by the DTensor of this rank's E / ep experts."""
+    for name, parameter in list(module.named_parameters()):
+        owner = module.get_submodule(name.rpartition(".")[0])
+        local = torch.empty(parameter.shape[0] // mesh.size(), *parameter.shape[1:], device="meta")
+        spread = DTensor.from_local(local, mesh, [Shard(0)], run_check=False)
+        owner.register_parameter(name.rpartition(".")[2], nn.Parameter(spread))
