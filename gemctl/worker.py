@@ -145,7 +145,7 @@ class Worker:
             seed=self.config.run.seed,
             optimizers={"dense": "adamw", "tables": self.config.optim.tables.kind},
         )
-        return Saver(self.run_dir.checkpoints, self.attempt.number, self.config.checkpoint.keep, facts)
+        return Saver(self.run_dir.checkpoints, self.attempt.number, self.config.checkpoint, facts)
 
     def _load(self, trainer: Trainer, checkpoint: str | None) -> None:
         if checkpoint is not None:

@@ -42,12 +42,31 @@ def gather_full(state: Mapping[str, Tensor], group: dist.ProcessGroup | None = N
     return dict(_full_tensors(state, group))
 
 
+def owned_pieces(state: Mapping[str, Tensor], group: dist.ProcessGroup | None = None) -> dict[str, list[Piece]]:
+    """This rank's pieces of each tensor that no lower rank holds too: over all ranks, every box once. Collective."""
+    mine, boxes = _all_boxes(state, group)
+    rank = dist.get_rank(group)
+    found = {}
+    for key, pieces in mine.items():
+        owners = _owners([part.get(key, []) for part in boxes])
+        found[key] = [piece for piece in pieces if owners[_box(piece)] == rank]
+    return found
+
+
+def _all_boxes(
+    state: Mapping[str, Tensor], group: dist.ProcessGroup | None
+) -> tuple[dict[str, list[Piece]], list[dict[str, list[_Box]]]]:
+    """This rank's pieces, and every rank's boxes, by key."""
+    mine = state_pieces(state)
+    boxes: list[dict[str, list[_Box]]] = [{} for _ in range(dist.get_world_size(group))]
+    dist.all_gather_object(boxes, {key: [_box(piece) for piece in pieces] for key, pieces in mine.items()}, group=group)
+    return mine, boxes
+
+
 def _full_tensors(state: Mapping[str, Tensor], group: dist.ProcessGroup | None) -> Iterator[tuple[str, Tensor]]:
     """Key and full tensor on the host, in the keys' order, on rank 0; on other ranks it sends and yields nothing."""
-    rank, world = dist.get_rank(group), dist.get_world_size(group)
-    mine = state_pieces(state)
-    boxes: list[dict[str, list[_Box]]] = [{} for _ in range(world)]
-    dist.all_gather_object(boxes, {key: [_box(piece) for piece in pieces] for key, pieces in mine.items()}, group=group)
+    rank = dist.get_rank(group)
+    mine, boxes = _all_boxes(state, group)
     for key in sorted({key for part in boxes for key in part}):
         owners = _owners([part.get(key, []) for part in boxes])
         if rank == 0:

@@ -13,24 +13,20 @@ from gemctl.run.manifest import FILE_NAME, checkpoints, sync_folder
 
 
 def prune(run: RunDir, attempt: Attempt, keep: int) -> list[Path]:
-    """Deletes all valid checkpoints but the newest `keep`, void ones, and strays of earlier attempts.
+    """Deletes all valid checkpoints but the newest `keep`, and what earlier attempts have left that does not count.
 
     Returns the deleted folders. Nothing is deleted once a higher attempt owns the run.
     """
     found = checkpoints(run)
-    published = [checkpoint for checkpoint in found if checkpoint.published]
-    kept = [checkpoint.path for checkpoint in published if checkpoint.flaw is None][:keep]
-    doomed = [checkpoint.path for checkpoint in published if checkpoint.path not in kept]
-    removed = [path for path in doomed if _remove(path, attempt)]
+    old = [checkpoint.path for checkpoint in found if checkpoint.flaw is None][keep:]
+    removed = [path for path in old if _remove(path, attempt)]
     return removed + remove_strays(run, attempt)
 
 
 def remove_strays(run: RunDir, attempt: Attempt) -> list[Path]:
-    """Deletes unpublished folders of earlier attempts; returns them."""
+    """Deletes what earlier attempts have left that does not count, unpublished or void; returns it."""
     strays = [
-        checkpoint.path
-        for checkpoint in checkpoints(run)
-        if not checkpoint.published and checkpoint.attempt < attempt.number
+        checkpoint.path for checkpoint in checkpoints(run) if checkpoint.flaw and checkpoint.attempt < attempt.number
     ]
     return [path for path in strays if _remove(path, attempt)]
 

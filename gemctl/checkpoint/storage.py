@@ -9,6 +9,7 @@ import enum
 import io
 import os
 import pickle
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,17 @@ class PiecePlanner(DefaultSavePlanner):
         state: dict[str, list[Piece]] = self.state_dict[PIECES]
         self.plan = SavePlan([_write_item(key, piece) for key, pieces in state.items() for piece in pieces])
         return self.plan
+
+    def finish_plan(self, new_plan: SavePlan) -> SavePlan:
+        self._final = super().finish_plan(new_plan)
+        return self._final
+
+    def written(self) -> Iterator[tuple[str, Piece]]:
+        """Key and piece of all that this rank wrote, once a save has ended: over the ranks, every box once."""
+        for item in self._final.items:
+            offsets = tuple(item.index.offset or ())
+            pieces: list[Piece] = self.state_dict[PIECES][item.index.fqn]
+            yield item.index.fqn, next(piece for piece in pieces if piece.offsets == offsets)
 
     def lookup_object(self, index: MetadataIndex) -> Any:
         pieces: list[Piece] = self.state_dict[PIECES][index.fqn]

@@ -176,6 +176,10 @@ class CheckpointConfig:
     __pydantic_config__ = FORBID
     every: Annotated[NonNegative, Field(description="steps between saves; 0: at the end only")] = 0
     keep: Annotated[Positive, Field(description="published checkpoints kept, newest first")] = 3
+    retries: Annotated[NonNegative, Field(description="times that a save is tried again which the storage refused")] = 1
+    tolerate: Annotated[
+        NonNegative, Field(description="failed saves in a row that training goes on without; never the last one")
+    ] = 1
 
 
 @dataclass

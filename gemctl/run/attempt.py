@@ -7,6 +7,8 @@
       config.yaml plan.json mesh.json request.json
       agent-<node>.jsonl ranks/<rank>.jsonl   what became of the processes (gemctl/run/stages.py)
       ledger.jsonl metrics.jsonl tb/ logs/
+      loaded.json     what was loaded at its start, counted and checked
+      saves.jsonl     what became of each save
       kill.json       the supervisor's order to end all ranks at once
       end.json        how it ended; missing if nobody lived to write it
 
@@ -75,6 +77,8 @@ class Attempt:
         self.request = path / "request.json"
         self.ledger = path / "ledger.jsonl"
         self.metrics = path / "metrics.jsonl"
+        self.loaded = path / "loaded.json"
+        self.saves = path / "saves.jsonl"
         self.tensorboard = path / "tb"
         self.logs = path / "logs"
         self.ranks = path / "ranks"

@@ -47,13 +47,18 @@ class RunFacts:
 
 @dataclass(frozen=True)
 class StoredObject:
-    """One tensor: its full shape, dtype and bytes, its placement when it was saved and in how many pieces it lies."""
+    """One tensor: its full shape, dtype and bytes, its placement when it was saved and in how many pieces it lies.
+
+    `content`: the number that its values give however they are sharded (gemctl/checkpoint/content.py), in hexadecimal;
+    None where an older gemctl wrote it.
+    """
 
     shape: list[int]
     dtype: str
     bytes: int
     layout: str
     pieces: int
+    content: str | None = None
 
 
 @dataclass(frozen=True)

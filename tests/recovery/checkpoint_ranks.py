@@ -22,14 +22,16 @@ from gemctl.checkpoint.hash import full_state_hash, gather_full
 from gemctl.checkpoint.load import load
 from gemctl.checkpoint.save import SaveError, Saver
 from gemctl.checkpoint.storage import Writer
+from gemctl.config.schema import CheckpointConfig
 from gemctl.errors import InputError
 from gemctl.run.checkpoints import Comparison
 from gemctl.run.directory import RunDir
 from tests.recovery.checkpoint_world import Trainee, facts
 
 
-def saver_of(path: Path, attempt: int = 1, keep: int = 3) -> Saver:
-    return Saver(RunDir(path).checkpoints, attempt, keep, facts())
+def saver_of(path: Path, attempt: int = 1, keep: int = 3, retries: int = 0, tolerate: int = 0) -> Saver:
+    config = CheckpointConfig(keep=keep, retries=retries, tolerate=tolerate)
+    return Saver(RunDir(path).checkpoints, attempt, config, facts())
 
 
 def save_and_go_on(path: Path) -> tuple[str, list[float]]:
@@ -177,6 +179,40 @@ def save_with_small_files(path: Path, limited: int) -> tuple[str, str]:
     except SaveError as error:
         said.append(str(error))
     return said[0], said[1]
+
+
+def save_on_a_disk_that_fills(
+    path: Path, fails: dict[int, int], retries: int, tolerate: int
+) -> tuple[list[int], str | None, str | None]:
+    """Rank 1 cannot write the first `fails[step]` tries of a save. Steps whose `check` passed, what ended it, and what
+    `wait` says at the end."""
+    patch.object(saving, "RETRY_PAUSE", 0.01).start()
+    left, original = dict(fails), Writer.write_data
+
+    def write(self: Writer, *args: Any) -> Any:
+        step = int(self._file.parent.name.split(".")[0].removeprefix("step_"))
+        limited = dist.get_rank() == 1 and left.get(step, 0) > 0
+        left[step] = left.get(step, 0) - 1
+        resource.setrlimit(
+            resource.RLIMIT_FSIZE, (65536 if limited else resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+        )
+        return original(self, *args)
+
+    patch.object(Writer, "write_data", write).start()
+    saver, passed = saver_of(path, keep=1, retries=retries, tolerate=tolerate), []
+    for step in (2, 4, 6):
+        try:
+            saver.save(step, {"big": torch.full((100_000,), float(step)), "other": torch.zeros(100_000)}, {})
+            saver._idle()
+            saver.check()
+            passed.append(step)
+        except SaveError as error:
+            return passed, str(error), None
+    try:
+        saver.wait()
+    except SaveError as error:
+        return passed, None, str(error)
+    return passed, None, None
 
 
 def save_bad_position(path: Path) -> str:

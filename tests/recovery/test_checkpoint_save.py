@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gemctl.run.attempt import Base
+from gemctl.run.files import read_log
 from gemctl.run.manifest import checkpoints, newest_verified, read, verify
 from tests.recovery import checkpoint_ranks as ranks
 from tests.recovery.checkpoint_world import ROWS, add_attempt, make_run
@@ -89,6 +90,34 @@ def test_a_full_disk_on_one_rank_stops_the_save_on_all(tmp_path: Path) -> None:
         assert "saving step 1 failed: rank 1" in first
         assert "__1_0.distcp: File too large (errno 27)" in first
     assert not any(checkpoint.published for checkpoint in checkpoints(run))
+
+
+# Saves at steps 2, 4 and 6 with keep=1: how many tries fail, retries, tolerate → passed, what ends it, what is left.
+POLICIES = {
+    "a retry succeeds": ({4: 1}, 1, 0, [2, 4, 6], None, ["step_6.a1"]),
+    "training goes on without one": ({4: 2}, 1, 1, [2, 4, 6], None, ["step_6.a1"]),
+    "two in a row are too many": ({4: 1, 6: 1}, 0, 1, [2, 4], "step 6", ["step_2.a1"]),
+    "none may fail": ({4: 9}, 2, 0, [2], "step 4", ["step_2.a1"]),
+    "the last one must be there": ({6: 1}, 0, 1, [2, 4, 6], "step 6", ["step_4.a1"]),
+}
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_what_a_save_does_that_the_disk_refuses(name: str, tmp_path: Path) -> None:
+    fails, retries, tolerate, passed, ends, left = POLICIES[name]
+    run = make_run(tmp_path)
+    for went, check, wait in run_world(2, ranks.save_on_a_disk_that_fills, tmp_path, fails, retries, tolerate):
+        assert went == passed
+        said = check or wait
+        assert (said is None) if ends is None else f"saving {ends} failed: rank 1" in said and "__1_0.distcp" in said
+    assert [path.name for path in run.checkpoints.iterdir()] == left  # nothing of a failed save takes room
+    assert verify(run.checkpoints / left[0]) == []
+    events = [(line["event"], line["step"]) for line in read_log(run.attempt(1).saves)]
+    tries = [[("retry", step)] * min(count, retries) for step, count in fails.items()]
+    assert [event for event in events if event[0] == "retry"] == [event for step in tries for event in step]
+    failed = [line for line in read_log(run.attempt(1).saves) if line["event"] == "failed"]
+    assert all("File too large" in line["fault"] for line in failed)
+    assert [line["step"] for line in failed] == [step for step, count in fails.items() if count > retries]
 
 
 def test_a_position_that_is_not_json_fails_on_every_rank(tmp_path: Path) -> None:
