@@ -64,7 +64,7 @@ def content_sum(piece: Piece) -> int:
 
 
 def _blocks(words: Tensor, firsts: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """`words` [runs, length] in blocks of at most BLOCK elements, each with the full index of its rows' first element."""
+    """`words` [runs, length] in blocks of at most BLOCK elements, each with the full index of its rows' first."""
     rows = max(1, BLOCK // words.shape[1])
     for part, first in zip(words.split(rows), firsts.split(rows), strict=True):
         for at, block in enumerate(part.split(BLOCK, dim=1)):

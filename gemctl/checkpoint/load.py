@@ -1,13 +1,16 @@
 """Puts a checkpoint into a state, in place, after its files have been checked.
 
     load(run.checkpoints / "step_300.a1", state, group)    # on every rank
+    load_some(other / "step_9.a1", state, keys, group)     # of another run: the tensors in `keys`, where they fit
 
 DCP reads from each file what this rank's part of the state overlaps, so the world and the sharding may differ from
-those of the save.
+those of the save. Afterwards the content of every full tensor is summed over the ranks and compared with what the
+manifest says of it, so that nothing (optimizer state above all) can have been left out or put in the wrong place.
 """
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
+from gemctl.checkpoint.content import as_text, content_sums
 from gemctl.checkpoint.storage import Reader
 from gemctl.errors import GemctlError, InputError
 from gemctl.run.manifest import Manifest, check_file, read
@@ -24,11 +28,29 @@ def load(folder: Path, state: Mapping[str, Tensor], group: dist.ProcessGroup | N
     """Fills every tensor of `state` from the checkpoint in `folder`; returns its manifest. Collective over `group`.
 
     Every rank raises the same InputError if a file is missing or damaged, or if keys, shapes or dtypes are not those
-    of the checkpoint; `state` is unchanged then.
+    of the checkpoint; `state` is unchanged then. GemctlError if what arrived is not what was saved.
     """
     manifest = read(folder)
     _refuse(_faulty_files(folder, manifest, group))
     _refuse(_differences(folder, manifest, state, group))
+    _fill(folder, manifest, state, group)
+    return manifest
+
+
+def load_some(
+    folder: Path, state: Mapping[str, Tensor], keys: Collection[str], group: dist.ProcessGroup | None = None
+) -> Manifest:
+    """Fills the tensors of `state` that `keys` names, the same on every rank, and leaves the others; else as `load`."""
+    manifest = read(folder)
+    _refuse(_faulty_files(folder, manifest, group))
+    wanted = {key: value for key, value in state.items() if key in keys}
+    chosen = replace(manifest, objects={key: manifest.objects[key] for key in keys if key in manifest.objects})
+    _refuse(_differences(folder, chosen, wanted, group))
+    _fill(folder, chosen, wanted, group)
+    return chosen
+
+
+def _fill(folder: Path, manifest: Manifest, state: Mapping[str, Tensor], group: dist.ProcessGroup | None) -> None:
     reader = Reader(folder, set(manifest.files))
     reader.read_metadata()
     try:
@@ -36,7 +58,10 @@ def load(folder: Path, state: Mapping[str, Tensor], group: dist.ProcessGroup | N
     except dcp.CheckpointException as error:
         faults = [f"rank {rank}: {fault}" for rank, (fault, _) in sorted(error.failures.items())]
         raise GemctlError(f"{folder}: loading failed: " + "; ".join(faults)) from error
-    return manifest
+    arrived = content_sums(state, group)
+    saved = {key: stored.content for key, stored in manifest.objects.items() if stored.content is not None}
+    if wrong := [key for key, content in saved.items() if as_text(arrived.get(key, 0)) != content]:
+        raise GemctlError(f"{folder}: loaded, but not what was saved: {', '.join(wrong)}")
 
 
 def read_object(reader: Reader, key: str, target: Tensor) -> None:

@@ -61,6 +61,41 @@ class StoredObject:
     content: str | None = None
 
 
+# What a tensor is, by how its name begins; the words are those of a plan's objects.
+KINDS = {
+    "dense.": "dense weights",
+    "tables.": "tables",
+    "optim.dense.": "AdamW state",
+    "optim.tables.": "tables' AdaGrad state",
+}
+
+
+@dataclass(frozen=True)
+class KindCount:
+    """Tensors of a kind: how many, their bytes, and how many of them have a content that a load compares."""
+
+    objects: int
+    bytes: int
+    checked: int
+
+
+def count_kinds(objects: Mapping[str, StoredObject]) -> dict[str, KindCount]:
+    """Kind → its tensors, in the order of KINDS, then `other`."""
+    found: dict[str, list[StoredObject]] = {kind: [] for kind in [*KINDS.values(), "other"]}
+    for key, stored in objects.items():
+        found[kind_of(key)].append(stored)
+    return {
+        kind: KindCount(len(some), sum(one.bytes for one in some), sum(one.content is not None for one in some))
+        for kind, some in found.items()
+        if some
+    }
+
+
+def kind_of(key: str) -> str:
+    """The kind of a tensor."""
+    return next((kind for prefix, kind in KINDS.items() if key.startswith(prefix)), "other")
+
+
 @dataclass(frozen=True)
 class StoredFile:
     bytes: int

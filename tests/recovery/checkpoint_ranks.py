@@ -14,16 +14,18 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
 from gemctl.checkpoint import save as saving
+from gemctl.checkpoint.content import content_sums
 from gemctl.checkpoint.diff import compare
 from gemctl.checkpoint.hash import full_state_hash, gather_full
 from gemctl.checkpoint.load import load
 from gemctl.checkpoint.save import SaveError, Saver
 from gemctl.checkpoint.storage import Writer
 from gemctl.config.schema import CheckpointConfig
-from gemctl.errors import InputError
+from gemctl.errors import GemctlError, InputError
 from gemctl.run.checkpoints import Comparison
 from gemctl.run.directory import RunDir
 from tests.recovery.checkpoint_world import Trainee, facts
@@ -279,3 +281,34 @@ def plant(folder: Path, mark: Path) -> None:
 
 def copy(folder: Path, to: Path) -> Path:
     return Path(shutil.copytree(folder, to))
+
+
+def lose_a_value_on_the_way(path: Path) -> list[str]:
+    """What `load` says if the storage library leaves one optimizer state as it was, or loads it into wrong places."""
+    saver, trainee = saver_of(path), Trainee(5)
+    trainee.step(0)
+    saver.save(2, trainee.state(), {})
+    saver.close()
+    said, original = [], dcp.load
+
+    def without(state: dict[str, Tensor], **rest: Any) -> None:
+        original({key: value for key, value in state.items() if not key.endswith("exp_avg")}, **rest)
+
+    def turned(state: dict[str, Tensor], **rest: Any) -> None:
+        original(state, **rest)
+        local: Any = state["optim.dense.0.weight.exp_avg"].to_local()  # type: ignore[attr-defined]
+        local.copy_(local.flip(0))
+
+    for replacement in (without, turned):
+        with patch.object(dcp, "load", replacement):
+            try:
+                load(path / "checkpoints/step_2.a1", Trainee(6).trained().state())
+            except GemctlError as error:
+                said.append(str(error))
+    return said
+
+
+def sums_by_hand(seed: int) -> tuple[dict[str, int], dict[str, Any]]:
+    """Content sums of a fresh trainee, and on rank 0 its full values."""
+    state = Trainee(seed).trained().state()
+    return content_sums(state), gather_full(state)

@@ -51,6 +51,11 @@ class Trainee:
             state |= {f"optim.dense.{name}.{slot}": value for slot, value in self.adam.state[parameter].items()}
         return state | {"scale": self.scale}
 
+    def trained(self) -> "Trainee":
+        """After one step, so that AdamW has a state."""
+        self.step(0)
+        return self
+
     def step(self, number: int) -> float:
         """One training step on data that depend on the rank; returns the local loss."""
         draw = torch.Generator().manual_seed(100 * number + dist.get_rank())

@@ -6,10 +6,13 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
+import torch
 
+from gemctl.checkpoint.content import content_sum
+from gemctl.checkpoint.pieces import Piece
 from gemctl.run.attempt import Base
 from gemctl.run.files import read_log
-from gemctl.run.manifest import checkpoints, newest_verified, read, verify
+from gemctl.run.manifest import KindCount, checkpoints, count_kinds, newest_verified, read, verify
 from tests.recovery import checkpoint_ranks as ranks
 from tests.recovery.checkpoint_world import ROWS, add_attempt, make_run
 from tests.world import WorldError, run_world
@@ -100,6 +103,41 @@ POLICIES = {
     "none may fail": ({4: 9}, 2, 0, [2], "step 4", ["step_2.a1"]),
     "the last one must be there": ({6: 1}, 0, 1, [2, 4, 6], "step 6", ["step_4.a1"]),
 }
+
+
+def test_a_load_proves_that_every_value_came_back(tmp_path: Path) -> None:
+    make_run(tmp_path)
+    for first, second in run_world(2, ranks.lose_a_value_on_the_way, tmp_path):
+        assert "not what was saved: optim.dense.0.bias.exp_avg, optim.dense.0.weight.exp_avg, optim.dense.2" in first
+        assert second.endswith("not what was saved: optim.dense.0.weight.exp_avg")
+    manifest = read(tmp_path / "checkpoints/step_2.a1")
+    assert all(stored.content for stored in manifest.objects.values())
+    assert count_kinds(manifest.objects)["AdamW state"] == KindCount(12, 4 * (2 * (84 + 7 + 7 + 1) + 4), 12)
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_the_content_of_a_tensor_does_not_depend_on_its_sharding(world: int) -> None:
+    """Against the definition in whole numbers; box by box, along any axis, in every width of a number."""
+    sums, full = run_world(world, ranks.sums_by_hand, 5)[0]
+    assert sums == {key: _content(value) for key, value in full.items()} and len(sums) > 15
+
+
+def _content(full: torch.Tensor) -> int:
+    words = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[full.element_size()]
+    values = full.contiguous().view(-1).view(words).tolist()
+    return sum(word * (2 * index + 1) for index, word in enumerate(values)) % 2**64
+
+
+def test_boxes_along_any_axis_add_up() -> None:
+    wide = torch.randn(3, 200_001)  # longer than a block
+    for full in (torch.randn(7, 5, 3), torch.randn(50, 7).bfloat16(), torch.randint(-9, 9, (4, 3)), wide):
+        assert content_sum(Piece(full, (0,) * full.dim(), full.shape)) == _content(full)
+        for axis in range(full.dim()):
+            low, high = full.narrow(axis, 0, 2), full.narrow(axis, 2, full.shape[axis] - 2)
+            at = tuple(2 * (other == axis) for other in range(full.dim()))
+            parts = Piece(low, (0,) * full.dim(), full.shape), Piece(high, at, full.shape)
+            assert sum(map(content_sum, parts)) % 2**64 == _content(full)
+    assert content_sum(Piece(torch.zeros(0, 4), (0, 0), torch.Size([0, 4]))) == 0
 
 
 @pytest.mark.parametrize("name", POLICIES)
