@@ -1,69 +1,69 @@
 """AdamW over the dense part, whose state exists from the start, and the warm-up of both learning rates."""
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim.adamw import adamw
 
 from gemctl.config.schema import DenseOptimConfig
 
 
 class DenseOptimizer:
-    """AdamW on sharded parameters; `applied` counts the steps that changed them (a skipped step does not)."""
+    """AdamW on sharded parameters; `applied` counts the steps that changed them (a skipped step does not).
+
+    The update is elementwise, so it runs on each rank's own shards as plain tensors: parameters of several meshes go
+    into one fused call, and no step waits for DTensor to work out placements (0.4 s in the first one).
+    """
 
     def __init__(self, dense: nn.Module, config: DenseOptimConfig) -> None:
         self.config = config
         self.names = {parameter: f"dense.{name}" for name, parameter in dense.named_parameters()}
-        self.adamw = torch.optim.AdamW(
-            _by_mesh(dense),
-            lr=config.lr,
-            betas=(config.betas[0], config.betas[1]),
-            eps=config.eps,
-            weight_decay=config.weight_decay,
-            foreach=True,
-        )
-        for parameter in self.names:
-            self.adamw.state[parameter] = {
-                "step": torch.tensor(0.0),
-                "exp_avg": torch.zeros_like(parameter),
-                "exp_avg_sq": torch.zeros_like(parameter),
-            }
+        self.moments = {
+            slot: [torch.zeros_like(parameter) for parameter in self.names] for slot in ("exp_avg", "exp_avg_sq")
+        }
+        self.steps = [torch.tensor(0.0) for _ in self.names]
 
     @property
     def applied(self) -> int:
         """Updates applied so far."""
-        return int(next(iter(self.adamw.state.values()))["step"])
+        return int(self.steps[0])
 
     @applied.setter
     def applied(self, count: int) -> None:
-        for slots in self.adamw.state.values():
-            slots["step"].fill_(float(count))
+        for step in self.steps:
+            step.fill_(float(count))
 
+    @torch.no_grad()
     def step(self, factor: float) -> None:
         """One update at `factor` × the configured learning rate."""
-        for group in self.adamw.param_groups:
-            group["lr"] = self.config.lr * factor
-        self.adamw.step()
+        config = self.config
+        columns = zip(self.names, *self.moments.values(), self.steps, strict=True)
+        used = [(p, p.grad, mean, square, step) for p, mean, square, step in columns if p.grad is not None]
+        *sharded, steps = (list(column) for column in zip(*used, strict=True))
+        parameters, gradients, means, squares = map(_shards, sharded)
+        adamw(
+            parameters, gradients, means, squares, [], steps,
+            foreach=True, amsgrad=False, beta1=config.betas[0], beta2=config.betas[1], lr=config.lr * factor,
+            weight_decay=config.weight_decay, eps=config.eps, maximize=False,
+        )  # fmt: skip
 
     def zero_grad(self) -> None:
         """Drops all gradients."""
-        self.adamw.zero_grad(set_to_none=True)
+        for parameter in self.names:
+            parameter.grad = None
 
     def state(self) -> dict[str, Tensor]:
         """First and second moments, by parameter name."""
         return {
-            f"optim.{name}.{slot}": self.adamw.state[parameter][slot].detach()
-            for parameter, name in self.names.items()
-            for slot in ("exp_avg", "exp_avg_sq")
+            f"optim.{name}.{slot}": moment.detach()
+            for slot, moments in self.moments.items()
+            for name, moment in zip(self.names.values(), moments, strict=True)
         }
 
 
-def _by_mesh(dense: nn.Module) -> list[dict[str, list[nn.Parameter]]]:
-    """Parameter groups of one mesh each, as one fused update can't take tensors of two."""
-    found: dict[Any, list[nn.Parameter]] = {}
-    for parameter in dense.parameters():
-        found.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
-    return [{"params": parameters} for parameters in found.values()]
+def _shards(values: list[Tensor]) -> list[Tensor]:
+    """This rank's parts, as plain tensors that share their memory."""
+    return [value.to_local() if isinstance(value, DTensor) else value for value in values]
 
 
 def warmup_factor(step: int, warmup: int) -> float:

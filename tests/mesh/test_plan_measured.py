@@ -121,7 +121,7 @@ def measure(case: Case) -> dict[str, Any]:
     optimizer.zero_grad = zero_grad  # type: ignore[method-assign]
     with Collectives() as counted:
         stepper.step(1, batch_of(1), ROWS // WORLD, Flags())
-    state = [slot for slots in optimizer.adamw.state.values() for slot in slots.values()]
+    state = [*optimizer.moments["exp_avg"], *optimizer.moments["exp_avg_sq"], *optimizer.steps]
     tables = model.tables.state()
     weights = [value for name, value in tables.items() if not name.startswith("optim.")]
     moments = [value for name, value in tables.items() if name.startswith("optim.")]
