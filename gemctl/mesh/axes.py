@@ -18,3 +18,5 @@ class Axis(StrEnum):
 
 EXPERT_SHARD = "expert_shard"
 """Group family over which experts' parameters are sharded: `dp_shard` less its `ep` part (dp_shard / ep ranks)."""
+WORLD = "world"
+"""Family of one group, all ranks: what they agree on in each step."""

@@ -6,16 +6,19 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 
 from gemctl.config.schema import Config
 from gemctl.data.batch import Batch
+from gemctl.mesh.axes import WORLD, Axis
 from gemctl.mesh.topology import Topology
 from gemctl.model.embeddings import Embedded
 from gemctl.model.gem import DenseModel, GemModel
 from gemctl.model.init import InitRule, init_rules
 from gemctl.parallel.dense import initialise_dense, shard_dense
-from gemctl.parallel.experts import EpExchange
+from gemctl.parallel.experts import EpGroup
 from gemctl.parallel.tables import ShardedTables, TablePlacement
+from gemctl.parallel.traffic import TrafficCounter
 from gemctl.specs.data import FeatureSpec
 
 
@@ -29,7 +32,8 @@ class ShardedModel:
     topology: Topology
     group: dist.ProcessGroup
     device: torch.device
-    exchange: EpExchange | None  # None where ep is 1
+    experts: EpGroup | None  # None where ep is 1
+    traffic: TrafficCounter
 
     def initialise(self, seed: int) -> None:
         """Sets every value; the full state is the same for every world and sharding."""
@@ -45,10 +49,10 @@ class ShardedModel:
         """Logits float32 [B, T] of the dense part. `rows`: the rows of `batch` on each rank where they are known; else
         the ranks of an expert group tell each other. Collective.
         """
-        if self.exchange is not None and rows is not None:
-            self.exchange.expect([rows(rank) for rank in self.exchange.ranks])
-        elif self.exchange is not None:
-            self.exchange.count(len(batch))
+        if self.experts is not None and rows is not None:
+            self.experts.expect([rows(rank) for rank in self.experts.ranks])
+        elif self.experts is not None:
+            self.experts.count(len(batch))
         logits: Tensor = self.dense(batch, embedded)
         return logits
 
@@ -72,6 +76,19 @@ def assemble(
     group = dist.group.WORLD
     if group is None:
         raise RuntimeError("assemble needs an initialised process group")
-    exchange = shard_dense(model.dense, topology, config.precision, device)
+    mesh, experts = shard_dense(model.dense, topology, config.precision, device)
     tables = ShardedTables(model.tables, spec, placements, config.optim.tables, topology, device)
-    return ShardedModel(model.dense, tables, rules, topology, group, device, exchange)
+    traffic = TrafficCounter(_axes([mesh, *([experts.mesh] if experts else [])], topology, group))
+    return ShardedModel(model.dense, tables, rules, topology, group, device, experts, traffic)
+
+
+def _axes(meshes: list[DeviceMesh], topology: Topology, world: dist.ProcessGroup) -> dict[dist.ProcessGroup, list[str]]:
+    """The axes of degree > 1 that each process group serves."""
+    axes = {world: [WORLD]}
+    if topology.mp_replicate == 1:
+        axes[world].append(Axis.MP_SHARD.value)
+    for mesh in meshes:
+        for axis in mesh.mesh_dim_names or ():
+            if mesh[axis].size() > 1:
+                axes.setdefault(mesh.get_group(axis), []).append(axis)
+    return axes

@@ -14,27 +14,27 @@ from gemctl.config.schema import PrecisionConfig
 from gemctl.mesh.axes import Axis
 from gemctl.mesh.topology import Topology
 from gemctl.model.init import InitRule
-from gemctl.parallel.experts import EpExchange, expert_modules, placement, shard_experts
+from gemctl.parallel.experts import EpGroup, expert_modules, placement, shard_experts
 from gemctl.parallel.init import Slice, fill
 from gemctl.plan.dense import UNIT_PARAMETERS
 
 
 def shard_dense(
     dense: nn.Module, topology: Topology, precision: PrecisionConfig, device: torch.device
-) -> EpExchange | None:
+) -> tuple[DeviceMesh, EpGroup | None]:
     """Shards `dense` (on the meta device) in place and gives it storage; its values are not set yet. Collective.
 
-    Blocks of ≥ `UNIT_PARAMETERS` are gathered alone, and with ep > 1 experts are (`gemctl.parallel.experts`), whose
-    exchange is returned. Each unit's gather starts when the unit before it begins.
+    Returns its mesh, and the group of its experts where ep > 1. Blocks of ≥ `UNIT_PARAMETERS` are gathered alone, and
+    with ep > 1 modules of experts are (`gemctl.parallel.experts`). Each unit's gather starts when the unit before it begins.
     """
     policy = MixedPrecisionPolicy()
     if precision.dense == "bf16":
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     modules = expert_modules(dense)
     stacked = {parameter for module in modules for parameter in module.parameters()}
-    exchange = None
+    group = None
     if topology.ep > 1:
-        exchange = shard_experts(modules, topology, policy, device)
+        group = shard_experts(modules, topology, policy, device)
         stacked = set()  # of no unit below
     mesh = _mesh(topology, device)
 
@@ -51,7 +51,7 @@ def shard_dense(
     for unit, following in pairwise(sharded):
         unit.set_modules_to_forward_prefetch([following])
     dense.to_empty(device=device)
-    return exchange
+    return mesh, group
 
 
 def _mesh(topology: Topology, device: torch.device) -> DeviceMesh:

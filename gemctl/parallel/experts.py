@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from gemctl.mesh.axes import EXPERT_SHARD, Axis
 from gemctl.mesh.topology import Topology
+from gemctl.parallel.traffic import ALL_GATHER, REDUCE_SCATTER, along
 from gemctl.plan.dense import cut_dim
 
 
@@ -43,19 +44,19 @@ class _Gathered:
         return torch.cat([part[:count] for part, count in zip(self.padded, rows, strict=True)])
 
 
-class EpExchange:
+class EpGroup:
     """The collectives of one rank over its `ep` group, for batches whose row counts may differ from rank to rank.
 
     Rows are padded to the group's maximum inside the collectives alone. Tell it the counts before each forward:
     `expect` where they are known, `count` where they must be exchanged.
     """
 
-    def __init__(self, group: dist.ProcessGroup, experts: int) -> None:
-        """`experts`: of the whole model; each rank of the group holds experts / ep of them."""
-        self.group = group
-        self.rank, self.ep = dist.get_rank(group), dist.get_world_size(group)
-        self.ranks = dist.get_process_group_ranks(group)
-        self.first = self.rank * (experts // self.ep)
+    def __init__(self, mesh: DeviceMesh) -> None:
+        """`mesh`: with an axis `ep`."""
+        self.mesh = mesh
+        self.group = mesh.get_group(Axis.EP.value)
+        self.rank, self.ep = dist.get_rank(self.group), dist.get_world_size(self.group)
+        self.ranks = dist.get_process_group_ranks(self.group)
         self.rows: Sequence[int] = ()
         self._started: list[_Gathered] = []
 
@@ -67,7 +68,7 @@ class EpExchange:
     def count(self, own: int) -> None:
         """Learns the next forward's row counts from the group. Collective."""
         counts = torch.empty(self.ep, dtype=torch.int64, device=_device(self.group))
-        dist.all_gather_into_tensor(counts, counts.new_tensor([own]), group=self.group)
+        getattr(dist, ALL_GATHER)(counts, counts.new_tensor([own]), group=self.group)
         self.expect(counts.tolist())
 
     def prefetch(self, x: Tensor) -> None:
@@ -97,7 +98,8 @@ class EpExchange:
         padded = own.new_empty(self.ep, *own.shape)
         work = None
         if padded.numel():
-            work = dist.all_gather_into_tensor(padded.flatten(0, 1), own, group=self.group, async_op=not wait)
+            with along(Axis.EP.value):
+                work = getattr(dist, ALL_GATHER)(padded.flatten(0, 1), own, group=self.group, async_op=not wait)
         return _Gathered(x, padded, work)
 
     def _gather_rows(self, x: Tensor, rows: Sequence[int], started: _Gathered | None = None) -> Tensor:
@@ -114,7 +116,8 @@ class EpExchange:
             padded = padded.flatten(0, 1)
         reduced = y.new_empty(most, *y.shape[1:])
         if reduced.numel():
-            dist.reduce_scatter_tensor(reduced, padded, group=self.group)
+            with along(Axis.EP.value):
+                getattr(dist, REDUCE_SCATTER)(reduced, padded, group=self.group)
         return reduced[: rows[self.rank]]
 
 
@@ -123,29 +126,38 @@ class _Gather(torch.autograd.Function):
     def forward(
         ctx: torch.autograd.function.FunctionCtx,
         x: Tensor,
-        exchange: EpExchange,
+        group: EpGroup,
         rows: tuple[int, ...],
         started: _Gathered | None,
     ) -> Tensor:
-        ctx.exchange, ctx.rows = exchange, rows  # type: ignore[attr-defined]
-        return exchange._gather_rows(x, rows, started)
+        ctx.group, ctx.rows = group, rows  # type: ignore[attr-defined]
+        return group._gather_rows(x, rows, started)
 
     @staticmethod
     def backward(ctx: torch.autograd.function.FunctionCtx, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        return ctx.exchange._sum_rows(gradients[0], ctx.rows), None, None, None  # type: ignore[attr-defined]
+        return ctx.group._sum_rows(gradients[0], ctx.rows), None, None, None  # type: ignore[attr-defined]
 
 
 class _ReduceScatter(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: torch.autograd.function.FunctionCtx, y: Tensor, exchange: EpExchange, rows: tuple[int, ...]
+        ctx: torch.autograd.function.FunctionCtx, y: Tensor, group: EpGroup, rows: tuple[int, ...]
     ) -> Tensor:
-        ctx.exchange, ctx.rows = exchange, rows  # type: ignore[attr-defined]
-        return exchange._sum_rows(y, rows)
+        ctx.group, ctx.rows = group, rows  # type: ignore[attr-defined]
+        return group._sum_rows(y, rows)
 
     @staticmethod
     def backward(ctx: torch.autograd.function.FunctionCtx, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.exchange._gather_rows(gradients[0], ctx.rows), None, None  # type: ignore[attr-defined]
+        return ctx.group._gather_rows(gradients[0], ctx.rows), None, None  # type: ignore[attr-defined]
+
+
+class EpExchange:
+    """What one module of experts sees of its ep group (`gemctl.model.experts.Exchange`)."""
+
+    def __init__(self, group: EpGroup, experts: int) -> None:
+        """`experts`: of the whole module; each rank of the group holds experts / ep of them."""
+        self.first = group.rank * (experts // group.ep)
+        self.prefetch, self.gather, self.reduce_scatter = group.prefetch, group.gather, group.reduce_scatter
 
 
 def _device(group: dist.ProcessGroup) -> torch.device:
@@ -161,8 +173,8 @@ def expert_modules(dense: nn.Module) -> list[nn.Module]:
 
 def shard_experts(
     modules: Sequence[nn.Module], topology: Topology, policy: MixedPrecisionPolicy, device: torch.device
-) -> EpExchange:
-    """Spreads stacked parameters (on the meta device) over `ep`, shards the rest, and gives the modules their exchange.
+) -> EpGroup:
+    """Spreads stacked parameters (on the meta device) over `ep`, shards the rest, and gives the modules their exchange. Collective.
 
     Every module becomes an FSDP2 unit. Its gradients are sums over the ep group's rows already, so they are divided by
     the world, not by the ranks that reduce them.
@@ -170,9 +182,9 @@ def shard_experts(
     mesh = _expert_mesh(topology, device)
     names = mesh.mesh_dim_names or ()
     data_axes = tuple(name for name in names if name != Axis.EP.value)
-    experts = next(modules[0].parameters()).shape[0]
-    exchange = EpExchange(mesh.get_group(Axis.EP.value), experts)
+    group = EpGroup(mesh)
     for module in modules:
+        experts = next(module.parameters()).shape[0]
         _spread(module, mesh[Axis.EP.value])
         fully_shard(
             module, mesh=mesh[data_axes], mp_policy=policy,
@@ -183,8 +195,8 @@ def shard_experts(
         if device.type == "cpu" and topology.expert_shard > 1:
             # gloo has no scaled sum. (With one shard FSDP2 reduces nothing there, and this would divide twice.)
             module.set_force_sum_reduction_for_comms(True)
-        module.exchange = exchange  # type: ignore[assignment]
-    return exchange
+        module.exchange = EpExchange(group, experts)  # type: ignore[assignment]
+    return group
 
 
 def placement(stacked: Tensor, topology: Topology) -> Shard:

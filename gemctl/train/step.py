@@ -6,6 +6,8 @@ embeddings · agree on the gradient norm · update the dense part · backward th
 """
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -20,6 +22,7 @@ from gemctl.errors import GemctlError
 from gemctl.parallel.assemble import ShardedModel
 from gemctl.parallel.dense import gradient_norm, scale_gradients, sync_gradients
 from gemctl.parallel.tables import LookedUp
+from gemctl.parallel.traffic import Side
 from gemctl.train.ledger import Ledger
 from gemctl.train.optim import DenseOptimizer, warmup_factor
 
@@ -54,8 +57,12 @@ class Stepper:
 
     def step(self, index: int, batch: Batch, stride: int, wish: Flags) -> StepResult:
         """Trains on this rank's rows of global batch `index`; `wish` is what this rank asks for."""
+        with self.model.traffic.step():
+            return self._step(index, batch, stride, wish)
+
+    def _step(self, index: int, batch: Batch, stride: int, wish: Flags) -> StepResult:
         factor = warmup_factor(index, self.config.optim.dense.warmup)
-        with self.ledger.part("tables_forward"):
+        with self._part("tables_forward"):
             self.model.tables.scale_lr(factor)
             looked_up = self.model.tables(batch, stride)
         loss, logits, flags = self._micro_batches(batch, looked_up, wish)
@@ -64,10 +71,17 @@ class Stepper:
             self._not_finite(index, loss)
         else:
             result.grad_norm = self._update(index, looked_up, factor)
-        with self.ledger.part("tables_sync"):
+        with self._part("tables_sync"):
             self.model.tables.sync(index)
         self.optimizer.zero_grad()
         return result
+
+    @contextmanager
+    def _part(self, name: str) -> Iterator[None]:
+        """Seconds inside count as a part of the ledger, bytes as those of the part's side."""
+        side = Side.WORLD if name in ("flag_wait", "optimizer") else Side(name.partition("_")[0])
+        with self.ledger.part(name), self.model.traffic.on(side):
+            yield
 
     def _micro_batches(self, batch: Batch, looked_up: LookedUp, wish: Flags) -> tuple[float, Tensor, Flags]:
         """Forward and backward of the dense part; a non-finite loss stops it before its backward."""
@@ -78,10 +92,10 @@ class Stepper:
             start, stop = micro * rows // count, (micro + 1) * rows // count
             part = batch if count == 1 else batch.slice(start, stop)
             embedded = looked_up.leaves if count == 1 else looked_up.leaves.slice(batch, start, stop)
-            with self.ledger.part("dense_forward"):
+            with self._part("dense_forward"):
                 scores = self.model.logits(part, embedded, partial(self._rows, micro))
                 losses = task_losses(scores, part)
-            with self.ledger.part("flag_wait"):
+            with self._part("flag_wait"):
                 sums, weights, agreed = self._agree(losses.detach(), weights, wish, agreed, first=micro == 0)
             logits.append(scores.detach())
             total += float((sums / weights).sum())
@@ -89,7 +103,7 @@ class Stepper:
                 if micro > 0:
                     self._drop_gradients(batch, looked_up)
                 break
-            with self.ledger.part("dense_backward"):
+            with self._part("dense_backward"):
                 sync_gradients(self.model.dense, last=micro == count - 1)
                 # Both FSDP2 and TorchRec average over the ranks, hence × world.
                 (losses / weights.to(losses.dtype)).sum().mul(self.world).backward()
@@ -121,7 +135,7 @@ class Stepper:
         return sums, total.clamp(min=1e-12) if first else weights, agreed
 
     def _update(self, index: int, looked_up: LookedUp, factor: float) -> float:
-        with self.ledger.part("optimizer"):
+        with self._part("optimizer"):
             finite = all(leaf.grad is None or bool(leaf.grad.isfinite().all()) for leaf in looked_up.leaves.tensors())
             replicas = self.model.topology.dp_replicate
             norm = gradient_norm(self.model.dense, self.model.group, replicas, finite)
@@ -134,7 +148,7 @@ class Stepper:
             if bound is not None and norm > bound:
                 scale_gradients(self.model.dense, bound / norm)
             self.optimizer.step(factor)
-        with self.ledger.part("tables_backward"):
+        with self._part("tables_backward"):
             self.model.tables.backward(looked_up)
         return norm
 

@@ -1,0 +1,166 @@
+"""Bytes that a rank sends in its training steps, counted where the collectives are called, by mesh axis.
+
+    traffic = TrafficCounter(axes)                        # axes: which axes each process group serves
+    with traffic.step(), traffic.on(Side.DENSE): ...
+    counts, steps = traffic.take()                        # {("dp_shard", "all-gather"): (calls, bytes)}, 1
+
+FSDP2, TorchRec and gemctl all call collectives as `torch.distributed.NAME(…)`, so wrappers under these names, there for
+as long as a step runs, see every one of them, in forward and in backward threads, at some microseconds a call. Bytes
+are those of ring algorithms, as in `gemctl.plan.traffic`: an all-gather or reduce-scatter over n ranks sends n − 1
+shards, an all-reduce 2 (n − 1)/n of its tensor, an all-to-all what is not its own.
+
+    gemctl report RUN        # "Traffic": counted beside planned
+"""
+
+import functools
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import torch.distributed as dist
+
+from gemctl.mesh.axes import EXPERT_SHARD, WORLD, Axis
+
+ALL_GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
+REDUCE_SCATTER = "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"
+"""This torch's names of the two; the older ones warn in newer versions."""
+
+AXES = (*(axis.value for axis in Axis), EXPERT_SHARD, WORLD)
+COLLECTIVES = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all")
+Count = tuple[int, int]  # calls, bytes sent
+
+
+class Side(StrEnum):
+    """Which part of a step is at work: groups of the same ranks serve axes of several sides."""
+
+    DENSE = "dense"
+    TABLES = "tables"
+    WORLD = "world"
+
+
+_SIDES = {
+    Side.DENSE: (Axis.DP_SHARD.value, Axis.DP_REPLICATE.value, EXPERT_SHARD, Axis.EP.value),
+    Side.TABLES: (Axis.MP_SHARD.value, Axis.MP_REPLICATE.value),
+    Side.WORLD: (WORLD,),
+}
+
+
+_caller = threading.local()
+
+
+@contextmanager
+def along(axis: str) -> Iterator[None]:
+    """Collectives that this thread calls inside belong to `axis`: for groups that serve two axes of one side."""
+    _caller.axis = axis
+    try:
+        yield
+    finally:
+        _caller.axis = None
+
+
+class TrafficCounter:
+    """Counts in steps alone. `axes`: each group's axes; other groups are not counted."""
+
+    def __init__(self, axes: Mapping[dist.ProcessGroup, Sequence[str]]) -> None:
+        self._axes = axes
+        self._side = Side.WORLD
+        self._counts: dict[tuple[str, str], list[int]] = {}
+        self._steps = 0
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Collectives inside belong to one training step."""
+        self._steps += 1
+        originals = {name: getattr(dist, name) for name in _KINDS if hasattr(dist, name)}
+        for name, call in originals.items():
+            setattr(dist, name, self._wrap(call, _KINDS[name]))
+        try:
+            yield
+        finally:
+            for name, call in originals.items():
+                setattr(dist, name, call)
+
+    @contextmanager
+    def on(self, side: Side) -> Iterator[None]:
+        """Collectives inside are those of a side, whatever thread calls them."""
+        before, self._side = self._side, side
+        try:
+            yield
+        finally:
+            self._side = before
+
+    def take(self) -> tuple[dict[tuple[str, str], Count], int]:
+        """(calls, bytes) by (axis, collective) since the last `take`, and the steps that they belong to."""
+        counts = {key: (calls, size) for key, (calls, size) in self._counts.items()}
+        steps, self._steps, self._counts = self._steps, 0, {}
+        return counts, steps
+
+    def _wrap(self, call: Callable[..., Any], kind: "_Kind") -> Callable[..., Any]:
+        @functools.wraps(call)
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            self._add(kind, dict(zip(kind.parameters, args, strict=False)) | kwargs)
+            return call(*args, **kwargs)
+
+        return counted
+
+    def _add(self, kind: "_Kind", given: dict[str, Any]) -> None:
+        group = given.get("group") or dist.group.WORLD
+        axis = self._axis(group)
+        if axis is not None:
+            found = self._counts.setdefault((axis, kind.collective), [0, 0])
+            found[0] += 1
+            found[1] += kind.sent(given, dist.get_world_size(group), dist.get_rank(group))
+
+    def _axis(self, group: dist.ProcessGroup | None) -> str | None:
+        caller: str | None = getattr(_caller, "axis", None)
+        if caller is not None or group is None:
+            return caller
+        axes = self._axes.get(group, ())
+        return next((axis for axis in _SIDES[self._side] if axis in axes), axes[0] if axes else None)
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """A function of `torch.distributed`: its first parameters, and the bytes sent by (arguments, group size, rank)."""
+
+    collective: str
+    parameters: tuple[str, ...]
+    sent: Callable[[dict[str, Any], int, int], int]
+
+
+def _all_to_all(given: dict[str, Any], size: int, rank: int) -> int:
+    sent, splits = given["input"], given.get("input_split_sizes")
+    own = splits[rank] * (sent.nbytes // max(1, len(sent))) if splits else sent.nbytes // size
+    return int(sent.nbytes - own)
+
+
+def _shards(name: str) -> Callable[[dict[str, Any], int, int], int]:
+    """All shards but one, each of the size of argument `name`."""
+    return lambda given, size, rank: (size - 1) * int(given[name].nbytes)
+
+
+_GATHERED = ("output_tensor", "input_tensor", "group")
+_SCATTERED = ("output", "input", "op", "group")
+_KINDS = {
+    "all_reduce": _Kind(
+        "all-reduce",
+        ("tensor", "op", "group"),
+        lambda given, size, rank: 2 * (size - 1) * int(given["tensor"].nbytes) // size,
+    ),
+    "all_gather": _Kind("all-gather", ("tensor_list", "tensor", "group"), _shards("tensor")),
+    "all_gather_into_tensor": _Kind("all-gather", _GATHERED, _shards("input_tensor")),
+    "all_gather_single": _Kind("all-gather", _GATHERED, _shards("input_tensor")),
+    "reduce_scatter": _Kind(
+        "reduce-scatter",
+        ("output", "input_list", "op", "group"),
+        lambda given, size, rank: sum(part.nbytes for part in given["input_list"]) - given["input_list"][rank].nbytes,
+    ),
+    "reduce_scatter_tensor": _Kind("reduce-scatter", _SCATTERED, _shards("output")),
+    "reduce_scatter_single": _Kind("reduce-scatter", _SCATTERED, _shards("output")),
+    "all_to_all_single": _Kind(
+        "all-to-all", ("output", "input", "output_split_sizes", "input_split_sizes", "group"), _all_to_all
+    ),
+}
