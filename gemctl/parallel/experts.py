@@ -140,9 +140,7 @@ class _Gather(torch.autograd.Function):
 
 class _ReduceScatter(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: torch.autograd.function.FunctionCtx, y: Tensor, group: EpGroup, rows: tuple[int, ...]
-    ) -> Tensor:
+    def forward(ctx: torch.autograd.function.FunctionCtx, y: Tensor, group: EpGroup, rows: tuple[int, ...]) -> Tensor:
         ctx.group, ctx.rows = group, rows  # type: ignore[attr-defined]
         return group._sum_rows(y, rows)
 
@@ -174,9 +172,9 @@ def expert_modules(dense: nn.Module) -> list[nn.Module]:
 def shard_experts(
     modules: Sequence[nn.Module], topology: Topology, policy: MixedPrecisionPolicy, device: torch.device
 ) -> EpGroup:
-    """Spreads stacked parameters (on the meta device) over `ep`, shards the rest, and gives the modules their exchange. Collective.
+    """Spreads stacked parameters (on the meta device) over `ep`, shards the rest, and gives the modules their exchange.
 
-    Every module becomes an FSDP2 unit. Its gradients are sums over the ep group's rows already, so they are divided by
+    Collective. Every module becomes an FSDP2 unit. Its gradients are sums over the ep group's rows already, so they are divided by
     the world, not by the ranks that reduce them.
     """
     mesh = _expert_mesh(topology, device)
