@@ -25,7 +25,7 @@ def shard_dense(
     """Shards `dense` (on the meta device) in place and gives it storage; its values are not set yet. Collective.
 
     Returns its mesh, and the group of its experts where ep > 1. Blocks of ≥ `UNIT_PARAMETERS` are gathered alone, and
-    with ep > 1 modules of experts are (`gemctl.parallel.experts`). A unit's gather starts when the one before it begins.
+    with ep > 1 modules of experts are (`gemctl.parallel.experts`). A unit's gather starts with the unit before it.
     """
     policy = MixedPrecisionPolicy()
     if precision.dense == "bf16":

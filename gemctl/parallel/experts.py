@@ -174,8 +174,8 @@ def shard_experts(
 ) -> EpGroup:
     """Spreads stacked parameters (on the meta device) over `ep`, shards the rest, and gives the modules their exchange.
 
-    Collective. Every module becomes an FSDP2 unit. Its gradients are sums over the ep group's rows already, so they are divided by
-    the world, not by the ranks that reduce them.
+    Collective. Every module becomes an FSDP2 unit. Its gradients are sums over the ep group's rows already, so they
+    are divided by the world, not by the ranks that reduce them.
     """
     mesh = _expert_mesh(topology, device)
     names = mesh.mesh_dim_names or ()
