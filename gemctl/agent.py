@@ -1,11 +1,16 @@
 """The agent, one a host: imports torch and the worker once, forks the ranks of an attempt and records their ends.
 
-    python -m gemctl.agent RUN --attempt 1 --node 0        # started by the launcher
+    python -m gemctl.agent RUN --attempt 1 --node 0                          # started by the launcher
+    python -m gemctl.agent RUN --attempt 1 --node 1 --store n1:29400         # one of several: node 0 is on n1
+
+Agents of several hosts meet first, and lay the mesh over them (gemctl/rendezvous.py): a host's ranks follow from its
+place in the mesh. GEMCTL_TOPOLOGY_ADDRESS says where a host lies in the network, as in "spine.leaf1.n2".
 
 The ranks are forked by torchrun's own `elastic_launch`, which gives them their rendezvous; nothing before the fork may
 open a collective, CUDA or an OpenMP region. SIGTERM and SIGINT to the agent become a stop request, which the ranks
 agree on at the end of a step, so a save may take as long as it needs (the `torchrun` program kills after 30 s). After a
-failed attempt the agent waits for the next one of the same owner, which then starts without the imports.
+failed attempt the agent waits for the next one of the same owner, which then starts without the imports. A rank that
+fails on one host ends all: its agent orders it through the run directory.
 
 Nothing survives: ranks are killed when the agent dies, the agent when its parent dies, and both when another process
 has taken the run.
@@ -28,6 +33,8 @@ from pathlib import Path
 from typing import Any
 
 from gemctl import env
+from gemctl.errors import GemctlError
+from gemctl.rendezvous import JOIN_SECONDS, AbortedError, Place, Rendezvous, interface_of
 from gemctl.run import process, requests, stages
 from gemctl.run.attempt import Attempt, Heartbeat
 from gemctl.run.directory import RunDir
@@ -155,11 +162,16 @@ class RankMonitor:
 
 
 class Agent:
-    """Serves the attempts of one owner, one after the other. `work(run path, attempt number)` is what a rank does."""
+    """Serves the attempts of one owner, one after the other. `work(run path, attempt number)` is what a rank does.
 
-    def __init__(self, run: RunDir, attempt: Attempt, node: int) -> None:
+    `store`: where the agents of several hosts meet, HOST:PORT; the one of node 0 keeps it.
+    """
+
+    def __init__(self, run: RunDir, attempt: Attempt, node: int, store: str | None = None) -> None:
         self.run, self.attempt, self.node = run, attempt, node
-        self.owner = attempt.claim().owner
+        claim = attempt.claim()
+        self.owner, self.nodes = claim.owner, claim.nodes
+        self._rendezvous = Rendezvous(node, claim.nodes, store, self._aborted)
         self._monitor: RankMonitor | None = None
         self._log = self._open_log()
 
@@ -183,7 +195,8 @@ class Agent:
     def serve(self, work: Work) -> int:
         """Runs attempts until one ends well, or nobody wants another; returns the exit code."""
         while True:
-            with Heartbeat(self.attempt, self.attempt.claim().heartbeat, self._superseded):
+            beat = self.attempt.claim().heartbeat
+            with Heartbeat(self.attempt, beat, self._superseded, self.node, self._rendezvous.reach):
                 if not self._wait_for(self.attempt.request.exists):
                     return 0
                 well = self._run_attempt(work)
@@ -191,12 +204,23 @@ class Agent:
                 return 0 if well else 1
 
     def _run_attempt(self, work: Work) -> bool:
+        try:
+            place = self._rendezvous.meet(self.attempt)
+        except AbortedError:
+            return self._ended(False)
+        except (GemctlError, OSError) as error:
+            self.failed(error)
+            return self._ended(False)
+        _use_interface(place.address)
+        return self._run_ranks(work, place)
+
+    def _run_ranks(self, work: Work, place: Place) -> bool:
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
         from torch.distributed.launcher.api import elastic_launch
 
         monitor = self._monitor = RankMonitor(self.attempt, self._log)
         monitor.start()
-        target = elastic_launch(self._launch_config(), _rank)
+        target = elastic_launch(self._launch_config(place), _rank)
         try:
             target(work, str(self.run.path), self.attempt.number, os.getpid(), monitor.registry)
         except ChildFailedError as error:
@@ -219,10 +243,16 @@ class Agent:
         if self._monitor is not None:
             self._monitor.stop()
             self._monitor = None
+        if not well and self.nodes > 1:
+            with contextlib.suppress(OSError):  # a full disk: the supervisor ends the others
+                self.attempt.order_kill(f"node {self.node} ({socket.gethostname()}) has failed")
         self._log.write({"event": "end", "ok": well, "time": time.time()}, last=True)
         return well
 
-    def _launch_config(self) -> Any:
+    def _aborted(self) -> bool:
+        return self.attempt.kill_order.exists() or bool(requests.pending(self.run, self.attempt))
+
+    def _launch_config(self, place: Place) -> Any:
         from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
         from torch.distributed.launcher.api import LaunchConfig
 
@@ -232,9 +262,10 @@ class Agent:
             max_nodes=claim.nodes,
             nproc_per_node=claim.ranks_per_node,
             run_id=f"{self.run.run_id}-a{self.attempt.number}",
-            rdzv_backend="c10d",
-            rdzv_endpoint="localhost:0",
-            local_addr="127.0.0.1",
+            rdzv_backend="static",
+            rdzv_endpoint=f"[{place.host}]:{place.port}" if ":" in place.host else f"{place.host}:{place.port}",
+            rdzv_configs={"rank": place.node_rank, "timeout": int(JOIN_SECONDS)},
+            local_addr=place.address,
             max_restarts=0,
             monitor_interval=0.05,
             start_method="fork",
@@ -279,6 +310,12 @@ class Agent:
         if higher is None or not higher.claimed or higher.claim().owner != self.owner:
             self._log.write({"event": "superseded", "time": time.time()}, last=True)
             os._exit(1)
+
+
+def _use_interface(address: str) -> None:
+    """Has gloo talk through the interface by which the hosts have met, unless the user chose one."""
+    if env.gloo_interface() is None and (name := interface_of(address)) is not None:
+        os.environ["GLOO_SOCKET_IFNAME"] = name
 
 
 def _rank(work: Work, run_path: str, number: int, agent: int, registry: int) -> None:
@@ -326,6 +363,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("run", help="run directory")
     parser.add_argument("--attempt", type=int, required=True, help="number of the attempt to begin with")
     parser.add_argument("--node", type=int, required=True, help="number of this host in the attempt")
+    parser.add_argument("--store", metavar="HOST:PORT", help="where agents of several hosts meet; node 0 keeps it")
     args = parser.parse_args(argv)
     run = RunDir.open(args.run)
     attempt = run.attempt(args.attempt)
@@ -334,7 +372,7 @@ def main(argv: list[str] | None = None) -> int:
     if claim.host == socket.gethostname() and not process.running(claim.pid):
         return 1  # whoever started this agent is dead already
     _write_to(attempt.agent_output(args.node))
-    agent = Agent(run, attempt, args.node)
+    agent = Agent(run, attempt, args.node, args.store)
     agent.take_signals()
     try:
         return agent.serve(agent.preload())

@@ -51,3 +51,13 @@ def omp_threads() -> str | None:
 def gloo_interface() -> str | None:
     """The user's own choice of network interface for gloo, or None."""
     return os.environ.get("GLOO_SOCKET_IFNAME") or None
+
+
+def topology_address() -> str:
+    """Where this host lies in the network, outermost switch first ("spine.leaf1.n2"); empty if nobody said."""
+    return os.environ.get("GEMCTL_TOPOLOGY_ADDRESS", "")
+
+
+def triton_interpret() -> bool:
+    """True where Triton interprets kernels on the CPU; it reads the variable itself, when it is imported."""
+    return os.environ.get("TRITON_INTERPRET", "").lower() in {"1", "true", "on", "y", "yes"}

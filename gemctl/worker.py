@@ -24,14 +24,13 @@ from gemctl.config.compose import from_yaml
 from gemctl.config.schema import Config
 from gemctl.data.batch import Batch
 from gemctl.errors import GemctlError, InputError
-from gemctl.mesh.groups import HostReport, Mesh, lay
-from gemctl.mesh.topology import Topology, resolve
+from gemctl.mesh.groups import HostReport, Mesh
+from gemctl.mesh.topology import Topology
 from gemctl.parallel.assemble import assemble
-from gemctl.plan.tables import place
 from gemctl.run.attempt import Attempt, Base, Heartbeat, claim, watch_beat
 from gemctl.run.directory import RunDir
-from gemctl.run.files import create_json
 from gemctl.run.inject import maybe_inject
+from gemctl.run.laid import lay_attempt, read_mesh
 from gemctl.run.manifest import RunFacts, newest_verified
 from gemctl.run.requests import pending
 from gemctl.run.stages import Stage, StageRecorder
@@ -82,6 +81,7 @@ class Worker:
     def run(self) -> str:
         with self.ledger.part("process_group"):
             self._enter("start", None)
+            self.mesh = self._place()
             self._join_world()
         with self.ledger.part("build"):
             self._enter("build", None)
@@ -107,39 +107,30 @@ class Worker:
 
     def _build(self) -> Trainer:
         spec = feature_spec.load(self.config.data.spec)
-        topology = resolve(self.config.topology, self.config.launcher)
-        mesh = self._lay(topology)
-        placements = place(spec, self.config.model.dim, self.config.topology, topology.mp_shard)
-        model = assemble(self.config, spec, topology, placements, self.device)
+        topology = self.mesh.topology
+        model = assemble(self.config, spec, topology, self.device)
         model.initialise(self.config.run.seed)
         log = TrainLog(self.attempt.path, spec, self.ledger, rank=self.rank, world=self.world, device=self.device)
         return Trainer(
             self.config, spec, model, DenseOptimizer(model.dense, self.config.optim.dense),
-            self._saver(topology, mesh), log, self.ledger, _flops(self.config, spec), self._enter, self._wishes,
+            self._saver(topology), log, self.ledger, _flops(self.config, spec), self._enter, self._wishes,
             self.rank, self.world,
         )  # fmt: skip
 
-    def _lay(self, topology: Topology) -> Mesh:
-        """Lays the mesh over the hosts that the ranks report, and checks this rank's place in it."""
-        hosts: list[Any] = [None] * self.world
-        dist.all_gather_object(hosts, socket.gethostname())
-        names = list(dict.fromkeys(hosts))
-        mesh = lay(topology, [HostReport(name, hosts.count(name)) for name in names])
-        place = mesh.ranks[self.rank]
-        if place.host != hosts[self.rank]:
-            raise RuntimeError(f"rank {self.rank} runs on {hosts[self.rank]}, the mesh has it on {place.host}")
-        if self.rank == 0:
-            create_json(self.attempt.mesh, mesh.to_json())
+    def _place(self) -> Mesh:
+        """The mesh as it was laid over the hosts, in which this rank must be where it runs."""
+        mesh = read_mesh(self.attempt)
+        mesh.check_place(self.rank, self.world, socket.gethostname(), env.local_rank())
         return mesh
 
-    def _saver(self, topology: Topology, mesh: Mesh) -> Saver:
+    def _saver(self, topology: Topology) -> Saver:
         axes = {
             name: getattr(topology, name) for name in ("dp_replicate", "dp_shard", "ep", "mp_replicate", "mp_shard")
         }
         facts = RunFacts(
             world=self.world,
             axes=axes,
-            hosts=[rank.host for rank in mesh.ranks],
+            hosts=[rank.host for rank in self.mesh.ranks],
             plan_hash=_hash(self.attempt.plan),
             config_hash=_hash(self.attempt.config),
             seed=self.config.run.seed,
@@ -194,6 +185,7 @@ def by_hand(run_path: str) -> str:
     told: list[Any] = [_take_over(run, last, source, config)] if env.rank() == 0 else [None]
     dist.broadcast_object_list(told)
     attempt = run.attempt(told[0])
+    _lay_by_hand(attempt)
     if env.rank() != 0:
         return main(run_path, attempt.number)
     with Heartbeat(attempt, config.recover.heartbeat):
@@ -216,6 +208,16 @@ def _take_over(run: RunDir, last: Attempt, source: Attempt, config: Config) -> i
     checkpoint, _ = newest_verified(run)
     attempt.write_base(Base(checkpoint.path.name, checkpoint.step) if checkpoint else Base(None, 0))
     return attempt.number
+
+
+def _lay_by_hand(attempt: Attempt) -> None:
+    """Lays the mesh over the hosts that the ranks report, in the order of their ranks where no address tells."""
+    reports: list[Any] = [None] * env.world_size()
+    dist.all_gather_object(reports, (socket.gethostname(), env.topology_address()))
+    hosts = [HostReport(name, reports.count((name, address)), address) for name, address in dict.fromkeys(reports)]
+    if env.rank() == 0:
+        lay_attempt(attempt, hosts)
+    dist.barrier()
 
 
 if __name__ == "__main__":

@@ -69,10 +69,12 @@ class LocalAgents:
         """Tells the agent that all files of `attempt` are there."""
         create_json(attempt.request, to_json(request(self._run.path, attempt.number, self._launcher)))
 
-    def ended(self) -> str | None:
-        """How the agent's process ended, as far as that is known; None while it runs."""
+    def ended(self) -> dict[int, str]:
+        """How the agent's process ended, as far as that is known; empty while it runs."""
         how = next(filter(None, map(process.how_ended, self._pids("agent"))), None)  # TorchX does not tell signals
-        return how or (None if self._runs() else "it ended without a word")
+        if how is None and self._runs():
+            return {}
+        return {0: how or "it ended without a word"}
 
     def _runs(self) -> bool:
         try:

@@ -14,12 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gemctl.errors import InputError
+from gemctl.errors import GemctlError, InputError
 from gemctl.mesh.axes import EXPERT_SHARD, Axis
 from gemctl.mesh.topology import Topology
 
 Ranks = NDArray[np.int64]
-FORMAT = 1
 
 
 def dense_grid(topology: Topology) -> Ranks:
@@ -75,7 +74,6 @@ class Mesh:
     topology: Topology
     ranks: list[LaidRank]
     groups: dict[str, list[list[int]]]
-    format: int = FORMAT
 
     def hosts(self) -> dict[str, list[int]]:
         """Ranks by host, in the order of the mesh."""
@@ -88,17 +86,30 @@ class Mesh:
         """The ranks of `rank`'s group of an axis (or of `expert_shard`), itself included."""
         return next(ranks for ranks in self.groups[family] if rank in ranks)
 
+    def check_place(self, rank: int, world: int, host: str, local_rank: int) -> None:
+        """Raises MisplacedError unless `rank` of `world` was laid where it runs, as `local_rank` of `host`."""
+        if world != len(self.ranks):
+            raise MisplacedError(f"rank {rank} is one of {world} ranks, the mesh was laid for {len(self.ranks)}")
+        place = self.ranks[rank]
+        if (place.host, place.local_rank) != (host, local_rank):
+            raise MisplacedError(
+                f"rank {rank} runs on {host} as its local rank {local_rank}; "
+                f"the mesh has it on {place.host} as local rank {place.local_rank}"
+            )
+
     def to_json(self) -> dict[str, Any]:
         """Plain values for mesh.json."""
         return asdict(self)
 
     @staticmethod
     def from_json(value: dict[str, Any]) -> "Mesh":
-        """The mesh of a mesh.json. Raises InputError on a newer format."""
-        if value["format"] > FORMAT:
-            raise InputError(f"mesh.json has format {value['format']}, this gemctl reads up to {FORMAT}: update gemctl")
+        """The mesh of a mesh.json."""
         ranks = [LaidRank(**place) for place in value["ranks"]]
-        return Mesh(Topology(**value["topology"]), ranks, value["groups"], value["format"])
+        return Mesh(Topology(**value["topology"]), ranks, value["groups"])
+
+
+class MisplacedError(GemctlError):
+    """A rank runs elsewhere than the mesh has it."""
 
 
 def lay(topology: Topology, hosts: Sequence[HostReport]) -> Mesh:

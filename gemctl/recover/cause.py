@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gemctl.recover.records import RankRecord
+from gemctl.recover.records import RankRecord, Records
 from gemctl.run.attempt import Attempt
 from gemctl.run.stages import STAGES
 
@@ -32,7 +32,10 @@ INNERMOST = 4  # frames of a thread that decide whether it waits for other ranks
 
 @dataclass(frozen=True)
 class Cause:
-    """`kind`: signal, exception, exit, hang, peer (a rank lost another one); agent, takeover: no rank is to blame."""
+    """Why an attempt failed. `host`: the rank's, where the attempt has several.
+
+    `kind`: signal, exception, exit, hang, peer (a rank lost another one); agent, host, takeover: no rank is to blame.
+    """
 
     kind: str
     rank: int | None
@@ -40,13 +43,15 @@ class Cause:
     step: int | None
     detail: str
     log: str | None
+    host: str | None = None
 
     def text(self) -> str:
         """One line for people."""
         if self.rank is None:
             return self.detail
         where = f"in stage {self.stage}" + ("" if self.step is None else f", step {self.step}")
-        return f"rank {self.rank} failed first, {where}: {self.detail}"
+        on = "" if self.host is None else f" on {self.host}"
+        return f"rank {self.rank}{on} failed first, {where}: {self.detail}"
 
 
 @dataclass(frozen=True)
@@ -62,8 +67,13 @@ class Frame:
 Thread = list[Frame]  # innermost frame first
 
 
-def root_cause(attempt: Attempt, ranks: Sequence[RankRecord], hung_for: float | None, agent: str | None) -> Cause:
-    """The cause of a failed attempt. `hung_for`: seconds without a sign, if that is why it was ended."""
+def root_cause(
+    attempt: Attempt, ranks: Sequence[RankRecord], hung_for: float | None, agent: str | None, node: int = 0
+) -> Cause:
+    """The cause of a failed attempt. `hung_for`: seconds without a sign, if that is why it was ended.
+
+    `agent`: what the agent of node `node` says failed in itself.
+    """
     own = [record for record in ranks if record.failure is not None and not _lost_peer(record.failure)]
     killed = [record for record in ranks if _signal(record)]
     silent = [record for record in ranks if record.failure is None and _exit_code(record)]
@@ -83,11 +93,35 @@ def root_cause(attempt: Attempt, ranks: Sequence[RankRecord], hung_for: float | 
         first = min(lost, key=_failure_time)
         return _of_rank(attempt, first, "peer", f"{_exception(first)} (no rank failed before it)")
     detail = f"the agent failed: {agent}" if agent else "the agent ended without a word"
-    return Cause("agent", None, None, None, detail, str(attempt.agent_output(0)))
+    return Cause("agent", None, None, None, detail, str(attempt.agent_output(node)))
+
+
+def lost_hosts(attempt: Attempt, records: Records, lost: dict[int, str]) -> Cause | None:
+    """The cause of an attempt that has lost agents (node → how); None if a rank had failed by itself before."""
+    agents = [records.agents[node] for node in sorted(lost)]
+    last_sign = max(agent.sign for agent in agents)
+    if any(_own_end(record) and (record.ended or 0) < last_sign for record in records.ranks):
+        return None
+    others = [agent for agent in agents if agent.node > 0]
+    if len(agents) > len(others):  # the others fall silent with node 0, which keeps the store
+        agents = [agents[0]]
+    elif len(others) > 1 and len(others) == records.nodes - 1:  # all at once: it is node 0 that is cut off
+        agents = [records.agents[0]]
+    named = ", ".join(agent.text() for agent in agents)
+    how = lost.get(agents[0].node, f"no other host reaches it: {next(iter(lost.values()))}")
+    log = str(attempt.agent_output(agents[0].node))
+    return Cause("host", None, None, None, f"lost {named}: {how}", log)
+
+
+def _own_end(record: RankRecord) -> bool:
+    """True if the rank's process ended by a failure that is not another one's."""
+    failure = record.failure is None or not _lost_peer(record.failure)
+    return failure and bool(_signal(record) or _exit_code(record))
 
 
 def _of_rank(attempt: Attempt, record: RankRecord, kind: str, detail: str) -> Cause:
-    return Cause(kind, record.rank, record.stage, record.step, detail, str(attempt.rank_output(record.rank)))
+    log = str(attempt.rank_output(record.rank))
+    return Cause(kind, record.rank, record.stage, record.step, detail, log, record.host)
 
 
 def _lost_peer(failure: dict[str, Any]) -> bool:

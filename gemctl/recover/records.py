@@ -6,6 +6,7 @@ records.ranks[1].stage, records.ranks[1].failure
 """
 
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +19,7 @@ class RankRecord:
     """One rank. `failure`: its own exception; `exit`: what the agent saw of its end; times are the writers' clocks."""
 
     rank: int
+    host: str | None = None  # where it runs, if the attempt has several hosts
     pid: int | None = None
     stage: str = "start"
     step: int | None = None
@@ -26,6 +28,7 @@ class RankRecord:
     result: str | None = None  # finished, stopped
     trained: bool = False  # it has begun a step
     progress: float = field(default_factory=time.monotonic)  # when its last sign was seen, on this process's clock
+    ended: float | None = None  # when its end was seen, on this process's clock
 
     @property
     def idle(self) -> float:
@@ -43,54 +46,105 @@ class RankRecord:
             self.result = line["result"]
 
 
+@dataclass
+class AgentRecord:
+    """The agent of one host. `well`: did all its ranks end well; None until they have ended."""
+
+    node: int
+    beat: bytes
+    host: str | None = None
+    well: bool | None = None
+    beats: bool = False  # it has begun to
+    sign: float = field(default_factory=time.monotonic)  # when its last line or beat was seen
+
+    @property
+    def idle(self) -> float:
+        """Seconds since the agent's last line or, while there are ranks, its last beat."""
+        return time.monotonic() - self.sign
+
+    def text(self) -> str:
+        """How people name it."""
+        return f"node {self.node}" if self.host is None else f"host {self.host} (node {self.node})"
+
+
 class Records:
     """All records of one attempt, of its agents and its ranks."""
 
     def __init__(self, attempt: Attempt) -> None:
         self.attempt = attempt
         claim = attempt.claim()
+        self.nodes = claim.nodes
         self._agent_tails = [LogTail(attempt.agent_log(node)) for node in range(claim.nodes)]
         self._rank_tails = [LogTail(attempt.rank_log(rank)) for rank in range(claim.nodes * claim.ranks_per_node)]
+        self.agents = [AgentRecord(node, attempt.beat(node)) for node in range(claim.nodes)]
         self.ranks = [RankRecord(rank) for rank in range(len(self._rank_tails))]
-        self.patience = claim.patience
-        self.created = self.agent_sign = time.monotonic()
-        self._beat = attempt.beat()
-        self.ended_agents: dict[int, bool] = {}  # node → did all its ranks end well
-        self.agent_error: str | None = None
+        self.patience, self._heartbeat = claim.patience, claim.heartbeat
+        self.created = time.monotonic()
+        self.failed_at: float | None = None  # when the first agent that lost ranks had said so
+        self.agent_error: str | None = None  # what failed first in an agent itself, and in which
+        self.error_node = 0
 
     def update(self) -> None:
         """Reads what is new."""
-        for node, tail in enumerate(self._agent_tails):
+        for agent, tail in zip(self.agents, self._agent_tails, strict=True):
             for line in tail.new():
-                self.agent_sign = time.monotonic()
-                self._add_agent_line(node, line)
+                agent.sign = time.monotonic()
+                self._add_agent_line(agent, line)
         for record, tail in zip(self.ranks, self._rank_tails, strict=True):
             for line in tail.new():
                 record.add(line)
-        if any(record.exit is None for record in self.ranks):  # with nothing left to wait for, it has to say so
-            self._watch_beat()
+        # With nothing left to wait for, an agent has to say so: its beat alone is no sign then.
+        if self.failed_at is not None or any(record.exit is None for record in self.ranks):
+            self._watch_beats()
 
-    def _watch_beat(self) -> None:
-        beat = self.attempt.beat()
-        if beat != self._beat:
-            self._beat, self.agent_sign = beat, time.monotonic()
+    def _watch_beats(self) -> None:
+        for agent in self.agents:
+            beat = self.attempt.beat(agent.node)
+            if beat != agent.beat:
+                agent.beats, agent.beat, agent.sign = True, beat, time.monotonic()
 
-    def _add_agent_line(self, node: int, line: dict[str, Any]) -> None:
+    def _add_agent_line(self, agent: AgentRecord, line: dict[str, Any]) -> None:
         match line["event"]:
+            case "agent":
+                agent.host = line["host"]
             case "rank":
-                self.ranks[line["rank"]].pid = line["pid"]
-                self.ranks[line["rank"]].progress = time.monotonic()
+                record = self.ranks[line["rank"]]
+                record.pid, record.progress = line["pid"], time.monotonic()
+                record.host = agent.host if self.nodes > 1 else None
             case "exit":
                 self.ranks[line["rank"]].exit = line
+                self.ranks[line["rank"]].ended = time.monotonic()
             case "error":
-                self.agent_error = self.agent_error or line["message"]
+                if self.agent_error is None:
+                    self.agent_error, self.error_node = line["message"], agent.node
             case "end":
-                self.ended_agents[node] = line["ok"]
+                agent.well = line["ok"]
+                if not line["ok"] and self.failed_at is None:
+                    self.failed_at = time.monotonic()
 
     @property
     def ended(self) -> bool:
         """True when every agent has said that all its ranks have ended."""
-        return len(self.ended_agents) == len(self._agent_tails)
+        return self.ended_but(())
+
+    def ended_but(self, lost: Collection[int]) -> bool:
+        """True when every agent but the `lost` ones has said so."""
+        return all(agent.well is not None or agent.node in lost for agent in self.agents)
+
+    @property
+    def well(self) -> bool:
+        """True when all ranks of all agents have ended well."""
+        return all(agent.well for agent in self.agents)
+
+    def silent(self) -> list[AgentRecord]:
+        """Agents that have ranks to watch and do not beat any more: what has lost their host or its network.
+
+        All that are about to fall silent with the first are named with it.
+        """
+        beating = [agent for agent in self.agents if agent.well is None and agent.beats]
+        if not any(agent.idle > self.patience for agent in beating):
+            return []
+        return [agent for agent in beating if agent.idle > self.patience - 2 * self._heartbeat]
 
     @property
     def trained(self) -> bool:
@@ -106,11 +160,6 @@ class Records:
     def age(self) -> float:
         """Seconds since the attempt began to be followed."""
         return time.monotonic() - self.created
-
-    @property
-    def agent_idle(self) -> float:
-        """Seconds since an agent's last line or, while it has ranks, its last beat."""
-        return time.monotonic() - self.agent_sign
 
     def stalled(self, seconds: float, closing: float) -> bool:
         """True if a rank whose process has not ended has given no sign for `seconds`, or `closing` once it was done."""

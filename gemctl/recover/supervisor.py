@@ -19,7 +19,7 @@ from typing import Any, Literal, Protocol
 
 from gemctl.config.schema import RecoverConfig
 from gemctl.errors import GemctlError, Interrupted
-from gemctl.recover.cause import Cause, root_cause
+from gemctl.recover.cause import Cause, lost_hosts, root_cause
 from gemctl.recover.records import Records
 from gemctl.run import requests
 from gemctl.run.attempt import Attempt, Base, claim
@@ -39,7 +39,7 @@ class Agents(Protocol):
 
     def start(self, attempt: Attempt) -> None: ...
     def submit(self, attempt: Attempt) -> None: ...
-    def ended(self) -> str | None: ...
+    def ended(self) -> dict[int, str]: ...  # node → how its agent ended
     def kill(self) -> list[int]: ...
 
 
@@ -123,8 +123,10 @@ class _Supervisor:
             heartbeat=self.recover.heartbeat,
             owner=owner,
         )
-        if owner is None or self.agents.ended() is not None:
-            self.agents.start(attempt)  # it imports while the rest is made ready
+        if owner is None or self.agents.ended():
+            if owner is not None:
+                self._kill_all()  # those that live belong to the dead ones
+            self.agents.start(attempt)  # they import while the rest is made ready
         attempt.config.write_text(self.prepared.config)
         attempt.plan.write_text(self.prepared.plan)
         base = self._base()
@@ -168,25 +170,27 @@ class _Supervisor:
                 looked = time.monotonic()
                 if not attempt.owns_run():
                     return self._taken_over(records)
-                if (how := self.agents.ended()) is not None:
-                    return self._without_agent(attempt, records, how)
+                if lost := self._lost(records):
+                    return self._without_agents(attempt, records, lost)
             time.sleep(POLL)
 
     def _judge(self, attempt: Attempt, records: Records, hung_for: float | None) -> _End:
-        if records.ended and all(records.ended_agents.values()):
+        if records.well:
             stopped = any(record.result == "stopped" for record in records.ranks)
             return _End("stopped" if stopped else "finished", records.step())
-        cause = root_cause(attempt, records.ranks, hung_for, records.agent_error)
+        cause = root_cause(attempt, records.ranks, hung_for, records.agent_error, records.error_node)
         return _End("failed", cause.step if cause.step is not None else records.step(), cause)
 
     def _hang(self, attempt: Attempt, records: Records) -> _End | None:
         """The end of an attempt that makes no progress; None if it does. Each part has its own limit."""
         watchdog = self.recover.watchdog
         startup, silence = max(watchdog, STARTUP), max(watchdog, records.patience)
+        if _left_waiting(records):
+            return self._end_ranks(attempt, records, None)
         if not records.started:
             late = records.age > startup
-            return self._blame_agent(attempt, f"not all ranks were started within {startup:.0f} s") if late else None
-        if records.agent_idle > silence:  # before the ranks: their ends are the agent's to tell
+            return self._blame_agent(attempt, _not_started(records, startup)) if late else None
+        if records.nodes == 1 and records.agents[0].idle > silence:  # before the ranks: their ends are its to tell
             return self._blame_agent(attempt, f"the agent has given no sign for {silence:.0f} s (recover.watchdog)")
         return self._end_ranks(attempt, records, watchdog) if records.stalled(watchdog, silence) else None
 
@@ -206,11 +210,29 @@ class _Supervisor:
             self._kill_all()
         return self._judge(attempt, records, hung_for)
 
-    def _without_agent(self, attempt: Attempt, records: Records, how: str) -> _End:
-        self._kill_all()
+    def _lost(self, records: Records) -> dict[int, str]:
+        """Agents that ended before they had said what became of their ranks, or whose host is silent: node → how."""
+        ended = self.agents.ended()
         records.update()
-        records.agent_error = records.agent_error or how
-        return self._judge(attempt, records, None)
+        silent = records.silent() if records.nodes > 1 else []
+        lost = {agent.node: f"no sign of its agent for {records.patience:.0f} s" for agent in silent}
+        return lost | {node: how for node, how in ended.items() if records.agents[node].well is None}
+
+    def _without_agents(self, attempt: Attempt, records: Records, lost: dict[int, str]) -> _End:
+        """The end of an attempt that has lost agents; those that live end their ranks first."""
+        if records.nodes == 1:
+            self._kill_all()
+            records.update()
+            records.agent_error = records.agent_error or lost[0]
+            return self._judge(attempt, records, None)
+        ordered = self._wrote(lambda: attempt.order_kill("a host was lost"))
+        deadline = time.monotonic() + (KILL_GRACE if ordered else 0)
+        while time.monotonic() < deadline and not records.ended_but(lost):
+            time.sleep(POLL)
+            records.update()
+        self._kill_all()
+        cause = lost_hosts(attempt, records, lost)
+        return self._judge(attempt, records, None) if cause is None else _End("failed", records.step(), cause)
 
     def _taken_over(self, records: Records) -> _End:
         self._kill_all()
@@ -291,6 +313,20 @@ def _interrupts(count: Callable[[], None]) -> Iterator[None]:
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
+
+
+def _not_started(records: Records, seconds: float) -> str:
+    text = f"not all ranks were started within {seconds:.0f} s"
+    missing = [str(agent.node) for agent in records.agents if agent.host is None]
+    return text if not missing or records.nodes == 1 else f"{text}: no agent of nodes {', '.join(missing)}"
+
+
+def _left_waiting(records: Records) -> bool:
+    """True if the ranks of a host have failed, and other hosts live and do not end theirs, or have never come."""
+    if records.failed_at is None:
+        return False
+    came = any(agent.host is not None and agent.well is None for agent in records.agents)
+    return time.monotonic() - records.failed_at > (records.patience + FAIL_GRACE if came else 0)
 
 
 def _lingering(records: Records) -> bool:

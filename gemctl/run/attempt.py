@@ -3,7 +3,7 @@
     attempts/<n>/
       claim.json      who, where, with how many ranks; which requests were there before
       base.json       the checkpoint it starts from
-      heartbeat       changes while the attempt lives
+      heartbeat       changes while the attempt lives; heartbeat-<node>: while the agent of another host does
       config.yaml plan.json mesh.json request.json
       agent-<node>.jsonl ranks/<rank>.jsonl   what became of the processes (gemctl/run/stages.py)
       ledger.jsonl metrics.jsonl tb/ logs/
@@ -16,6 +16,7 @@ The folder is made by mkdir, which only one can win, and nothing is rewritten to
 was stopped for an hour and wakes up finds a higher folder and knows that it owns nothing any more.
 """
 
+import contextlib
 import json
 import os
 import socket
@@ -32,6 +33,7 @@ from gemctl.errors import InputError
 from gemctl.run.files import create_json, read_json
 
 PATIENCE = 5.0  # seconds, at least, without a beat after which an attempt counts as dead
+LAST_BEAT = 2.0  # seconds that the end of the beating may wait for a host that is not reached
 BEAT_BYTES = 64  # every beat is written over the last one in a single write
 
 
@@ -88,6 +90,10 @@ class Attempt:
     def agent_log(self, node: int) -> Path:
         return self.path / f"agent-{node}.jsonl"
 
+    def agent_beat(self, node: int) -> Path:
+        """What an agent beats in; that of node 0 speaks for the attempt."""
+        return self.heartbeat if node == 0 else self.path / f"heartbeat-{node}"
+
     def agent_output(self, node: int) -> Path:
         """What the agent that began with this attempt wrote to stdout and stderr."""
         return self.logs / f"agent-{node}.log"
@@ -130,10 +136,10 @@ class Attempt:
             for name in os.listdir(self.path.parent)  # noqa: PTH208 (speed)
         )
 
-    def beat(self) -> bytes:
-        """The present beat; only whether it changes has a meaning."""
+    def beat(self, node: int = 0) -> bytes:
+        """The present beat of an agent; only whether it changes has a meaning."""
         try:
-            return self.heartbeat.read_bytes()
+            return self.agent_beat(node).read_bytes()
         except FileNotFoundError:
             return b""
 
@@ -146,7 +152,7 @@ class Attempt:
 
     def order_kill(self, reason: str) -> None:
         """Tells every agent of the attempt to dump its ranks' stacks and to kill them."""
-        if not self.kill_order.exists():
+        with contextlib.suppress(FileExistsError):  # several may order it, for one reason
             create_json(self.kill_order, {"reason": reason, "time": time.time()})
 
 
@@ -179,13 +185,13 @@ def claim(
             "first_request": 1 + sum(1 for _ in (run_path / "requests").glob("*.json")),
         },
     )
-    _write_beat(attempt, 0)  # after the claim: what beats can be asked who it is
+    _write_beat(attempt.heartbeat, 0)  # after the claim: what beats can be asked who it is
     return attempt
 
 
-def _write_beat(attempt: Attempt, count: int) -> None:
+def _write_beat(path: Path, count: int) -> None:
     text = json.dumps({"format": 1, "beat": count}).ljust(BEAT_BYTES - 1) + "\n"
-    fd = os.open(attempt.heartbeat, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         os.pwrite(fd, text.encode(), 0)
     finally:
@@ -195,11 +201,20 @@ def _write_beat(attempt: Attempt, count: int) -> None:
 class Heartbeat:
     """Beats in the attempt's folder from a thread of its own: `with Heartbeat(attempt, seconds): …`.
 
-    It ends by itself once a higher attempt owns the run, after calling `superseded`.
+    It ends by itself once a higher attempt owns the run, after calling `superseded`. `node`: whose beat it is. Before
+    each beat it calls `reach`, so that a host which does not get to the others falls silent: False ends the beating.
     """
 
-    def __init__(self, attempt: Attempt, seconds: float, superseded: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        attempt: Attempt,
+        seconds: float,
+        superseded: Callable[[], None] | None = None,
+        node: int = 0,
+        reach: Callable[[], bool] = lambda: True,
+    ) -> None:
         self._attempt, self._seconds, self._superseded = attempt, seconds, superseded
+        self._file, self._reach = attempt.agent_beat(node), reach
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
@@ -211,7 +226,7 @@ class Heartbeat:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._done.set()
-        self._thread.join()
+        self._thread.join(LAST_BEAT)
 
     def _run(self) -> None:
         count = 0
@@ -220,8 +235,10 @@ class Heartbeat:
                 if self._superseded is not None:
                     self._superseded()
                 return
+            if not self._reach():
+                return
             count += 1
-            _write_beat(self._attempt, count)
+            _write_beat(self._file, count)
 
 
 def watch_beat(attempt: Attempt) -> float | None:

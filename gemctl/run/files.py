@@ -10,6 +10,7 @@ import ctypes
 import errno
 import json
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,7 +28,7 @@ def create_json(path: Path, value: dict[str, Any]) -> None:
 
     Only one of several writers wins: the file appears by a hard link, which is both exclusive and atomic.
     """
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")  # the same process number may write on another host
     try:
         with _named(path):
             draft.write_text(json.dumps({"format": FORMAT, **value}, indent=1) + "\n")

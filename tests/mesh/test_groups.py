@@ -7,7 +7,17 @@ import random
 import pytest
 
 from gemctl.errors import InputError
-from gemctl.mesh.groups import HostReport, Mesh, dense_grid, expert_grid, groups, lay, nominal_hosts, table_grid
+from gemctl.mesh.groups import (
+    HostReport,
+    Mesh,
+    MisplacedError,
+    dense_grid,
+    expert_grid,
+    groups,
+    lay,
+    nominal_hosts,
+    table_grid,
+)
 from gemctl.mesh.topology import Topology, divisors
 
 
@@ -101,11 +111,23 @@ def test_lay_refuses_hosts_that_are_not_the_world() -> None:
     ]
 
 
-def test_mesh_json_round_trips_and_newer_formats_are_refused() -> None:
+def test_mesh_json_round_trips() -> None:
     topology = Topology(8, 2, 4, 2, 4, 2, 4)
     laid = lay(topology, nominal_hosts(topology))
     value = json.loads(json.dumps(laid.to_json()))
     assert Mesh.from_json(value) == laid
     assert laid.group("expert_shard", 5) == [5, 7]
-    with pytest.raises(InputError, match=r"mesh.json has format 2"):
-        Mesh.from_json({**value, "format": 2})
+
+
+def test_a_rank_elsewhere_than_laid_is_told_both_places() -> None:
+    laid = lay(Topology(4, 1, 4, 1, 1, 4, 2), [HostReport("n10", 2, "leaf2"), HostReport("n2", 2, "leaf1")])
+    laid.check_place(2, 4, "n10", 0)
+    wrong = [
+        (2, 4, "n2", 0, "rank 2 runs on n2 as its local rank 0; the mesh has it on n10 as local rank 0"),
+        (2, 4, "n10", 1, "rank 2 runs on n10 as its local rank 1; the mesh has it on n10 as local rank 0"),
+        (1, 2, "n2", 1, "rank 1 is one of 2 ranks, the mesh was laid for 4"),
+    ]
+    for rank, world, host, local, told in wrong:
+        with pytest.raises(MisplacedError) as caught:
+            laid.check_place(rank, world, host, local)
+        assert str(caught.value) == told

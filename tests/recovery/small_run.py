@@ -2,36 +2,45 @@
 
     ends = run_world(1, supervise_all, [Case(str(tmp_path), inject="kill:rank=1,step=3")], gloo=False)[0]
 
-The worker joins gloo and goes through the stages of the real one: it agrees on stop requests by an all-reduce, "saves"
-and leaves. Only the model, the data and the launcher's process start are missing.
+A case of several nodes has an agent for each, with a host name of its own, all on the loopback of this machine. The
+worker checks its place in the mesh, joins gloo and goes through the stages of the real one: it agrees on stop requests
+by an all-reduce, "saves" and leaves. Only the model, the data and the launcher's process start are missing.
 """
 
+import dataclasses
 import errno
+import json
 import multiprocessing
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import gemctl.rendezvous
 import gemctl.run.attempt
+from gemctl import env
 from gemctl.agent import Agent
 from gemctl.config.schema import BudgetsConfig, RecoverConfig
 from gemctl.errors import GemctlError
+from gemctl.mesh.topology import Topology
 from gemctl.recover.records import Records
 from gemctl.recover.supervisor import Prepared, run_attempts
 from gemctl.run import process, requests
 from gemctl.run.attempt import Attempt
 from gemctl.run.directory import RunDir
 from gemctl.run.files import create_json, read_log
+from gemctl.run.laid import read_mesh
 from gemctl.run.stages import Stage, StageRecorder
 
 RANKS = 3
 STEPS = 6
 STEP_SECONDS = 0.02
 LINGER = "SMALL_RUN_LINGER"
+MISPLACE = "SMALL_RUN_MISPLACE"
 
 
 @dataclass(frozen=True)
@@ -45,7 +54,18 @@ class Case:
     steps: int = STEPS
     disturb: str = ""  # one of DISTURBANCES
     linger: bool = False  # rank 1 is stopped once it is done
+    misplace: bool = False  # every rank takes its host for another one
     at: int = 2  # -1: in build
+    nodes: int = 1
+    present: int = 2  # nodes whose agents are started
+    store: str = ""  # where the agents meet, if not where they can
+    join: float = 30.0  # seconds for the agents to meet
+    hosts: tuple[str, ...] = ("n10", "n2")  # their names, by node
+    addresses: tuple[str, ...] = ("spine.leaf1.n10", "spine.leaf1.n2")  # so that n2 comes first in the mesh
+
+    @property
+    def ranks_per_node(self) -> int:
+        return RANKS if self.nodes == 1 else 2
 
 
 @dataclass(frozen=True)
@@ -77,6 +97,9 @@ def work(run_path: str, number: int) -> None:
     attempt = run.attempt(number)
     rank, steps = int(os.environ["RANK"]), int(attempt.config.read_text())
     stages = StageRecorder(attempt, rank)
+    if os.environ.get(MISPLACE):
+        socket.gethostname = lambda: "elsewhere"
+    read_mesh(attempt).check_place(rank, env.world_size(), socket.gethostname(), env.local_rank())
 
     def enter(stage: Stage, step: int | None) -> None:
         stages.enter(stage, step)
@@ -105,43 +128,77 @@ def work(run_path: str, number: int) -> None:
 class ForkedAgents:
     """What a launcher does, with a fork in place of a new Python process."""
 
-    def __init__(self, run: RunDir) -> None:
-        self.run, self.pid = run, 0
+    def __init__(self, run: RunDir, case: Case) -> None:
+        self.run, self.case = run, case
+        self.pids: dict[int, int] = {}  # node → agent
 
     def start(self, attempt: Attempt) -> None:
-        supervisor = os.getpid()
-        self.pid = os.fork()
-        if self.pid == 0:
-            os.setsid()
-            log = os.open(attempt.agent_output(0), os.O_WRONLY | os.O_CREAT, 0o644)
-            os.dup2(log, 1)
-            os.dup2(log, 2)
-            process.die_with_parent(supervisor)
-            agent = Agent(self.run, attempt, 0)
-            agent.take_signals()
-            os._exit(agent.serve(work))
+        supervisor, store = os.getpid(), self.case.store or f"127.0.0.1:{free_port()}"
+        for node in range(min(self.case.nodes, self.case.present)):
+            pid = os.fork()
+            if pid == 0:
+                os._exit(self._agent(attempt, node, store, supervisor))
+            self.pids[node] = pid
+
+    def _agent(self, attempt: Attempt, node: int, store: str, supervisor: int) -> int:
+        os.setsid()
+        log = os.open(attempt.agent_output(node), os.O_WRONLY | os.O_CREAT, 0o644)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        process.die_with_parent(supervisor)
+        if self.case.nodes > 1:
+            name = self.case.hosts[node]
+            socket.gethostname = lambda: name
+            os.environ["GEMCTL_TOPOLOGY_ADDRESS"] = self.case.addresses[node]
+        agent = Agent(self.run, attempt, node, store if self.case.nodes > 1 else None)
+        agent.take_signals()
+        return agent.serve(work)
 
     def submit(self, attempt: Attempt) -> None:
         create_json(attempt.request, {})
 
-    def ended(self) -> str | None:
-        if not self.pid:
-            return "it was killed"
-        return process.how_ended(self.pid)
+    def ended(self) -> dict[int, str]:
+        if not self.pids:
+            return {0: "it was killed"}
+        ends = {node: process.how_ended(pid) for node, pid in self.pids.items()}
+        return {node: how for node, how in ends.items() if how is not None}
 
     def kill(self) -> list[int]:
-        if self.pid:
-            if process.running(self.pid):
-                os.killpg(self.pid, signal.SIGKILL)
-            os.waitpid(self.pid, 0)
-        self.pid = 0
+        for pid in self.pids.values():
+            if process.running(pid):
+                os.killpg(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        self.pids = {}
         return process.wait_until_gone(pids(self.run), 3)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+def topology(case: Case) -> Topology:
+    """All ranks in one group of either side."""
+    world = case.nodes * case.ranks_per_node
+    return Topology(world, 1, world, 1, 1, world, case.ranks_per_node)
+
+
+def agent_lines(run: RunDir) -> list[dict[str, Any]]:
+    """What all agents have said, attempt by attempt, node by node."""
+    attempts = run.attempts()
+    nodes = range(attempts[0].claim().nodes) if attempts else range(0)
+    return [line for attempt in attempts for node in nodes for line in read_log(attempt.agent_log(node))]
 
 
 def pids(run: RunDir) -> list[int]:
     """Every process that the run's agents have named."""
-    lines = [line for attempt in run.attempts() for line in read_log(attempt.agent_log(0))]
-    return [line["pid"] for line in lines if line["event"] in {"agent", "rank"}]
+    return [line["pid"] for line in agent_lines(run) if line["event"] in {"agent", "rank"}]
+
+
+def agent_pid(run: RunDir, node: int) -> int:
+    """The agent of a node in the first attempt."""
+    return int(read_log(run.attempt(1).agent_log(node))[0]["pid"])
 
 
 class Disturbing:
@@ -176,11 +233,26 @@ def _interrupt_twice(run: RunDir, records: Records) -> None:
 
 
 def _kill_agent(run: RunDir, records: Records) -> None:
-    os.kill(pids(run)[0], signal.SIGKILL)
+    os.kill(agent_pid(run, 0), signal.SIGKILL)
+
+
+def _kill_agent_1(run: RunDir, records: Records) -> None:
+    os.kill(agent_pid(run, 1), signal.SIGKILL)
 
 
 def _stop_agent(run: RunDir, records: Records) -> None:
-    os.kill(pids(run)[0], signal.SIGSTOP)
+    os.kill(agent_pid(run, 0), signal.SIGSTOP)
+
+
+def _stop_host_1(run: RunDir, records: Records) -> None:
+    """As a host whose power fails: nothing there moves any more, and no connection is closed."""
+    ranks = [line["pid"] for line in read_log(run.attempt(1).agent_log(1)) if line["event"] == "rank"]
+    for pid in [agent_pid(run, 1), *ranks]:
+        os.kill(pid, signal.SIGSTOP)
+
+
+def _file_stop(run: RunDir, records: Records) -> None:
+    requests.file(run, "stop")
 
 
 def _kill_self(run: RunDir, records: Records) -> None:
@@ -194,7 +266,7 @@ def _stop_rank(run: RunDir, records: Records) -> None:
 def _take_over(run: RunDir, records: Records) -> None:
     from gemctl.run.attempt import claim
 
-    agent = pids(run)[0]
+    agent = agent_pid(run, 0)
     claim(run.path, records.attempt.number + 1, nodes=1, ranks_per_node=RANKS, heartbeat=0.1)
     process.wait_until_gone([agent], 3)  # it sees that by itself, not only through its supervisor
 
@@ -210,7 +282,10 @@ DISTURBANCES: dict[str, Callable[[RunDir, Records], None]] = {
     "interrupt": _interrupt,
     "interrupt_twice": _interrupt_twice,
     "kill_agent": _kill_agent,
+    "kill_agent_1": _kill_agent_1,
     "stop_agent": _stop_agent,
+    "stop_host_1": _stop_host_1,
+    "file_stop": _file_stop,
     "kill_self": _kill_self,
     "stop_rank": _stop_rank,
     "take_over": _take_over,
@@ -223,14 +298,17 @@ def supervise(case: Case) -> Ended:
     run = RunDir.create(case.root, "small", ["test"])
     if case.inject:
         os.environ["GEMCTL_INJECT"] = case.inject
-    if case.linger:
-        os.environ[LINGER] = "1"
+    gemctl.rendezvous.JOIN_SECONDS = case.join
+    for name, wanted in ((LINGER, case.linger), (MISPLACE, case.misplace)):
+        if wanted:
+            os.environ[name] = "1"
     follower = Disturbing(case, run)
-    prepared = Prepared(str(case.steps), "{}", 1, RANKS)
+    plan = json.dumps({"topology": dataclasses.asdict(topology(case))})
+    prepared = Prepared(str(case.steps), plan, case.nodes, case.ranks_per_node)
     recover = RecoverConfig(heartbeat=0.1, watchdog=case.watchdog, budgets=BudgetsConfig(case.crash_budget))
     error: GemctlError | None = None
     try:
-        run_attempts(run, 1, prepared, recover, ForkedAgents(run), follower)
+        run_attempts(run, 1, prepared, recover, ForkedAgents(run, case), follower)
     except GemctlError as caught:
         error = caught
     return _ended(run, error, follower.notes)
@@ -238,8 +316,8 @@ def supervise(case: Case) -> Ended:
 
 def _ended(run: RunDir, error: GemctlError | None, notes: list[str]) -> Ended:
     attempts = run.attempts()
-    signs = [read_log(attempt.rank_log(rank))[-1:] for attempt in attempts for rank in range(RANKS)]
-    last = max(line["time"] for lines in signs for line in lines)
+    signs = [read_log(log)[-1:] for attempt in attempts for log in attempt.ranks.glob("*.jsonl")]
+    last = max((line["time"] for lines in signs for line in lines), default=time.time())
     end = attempts[-1].end() or {}
     kind = None if error is None else type(error).__name__
     left = [pid for pid in pids(run) if process.running(pid)]

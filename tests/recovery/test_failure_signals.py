@@ -101,11 +101,11 @@ def test_rank_that_is_done_and_does_not_end_is_named(ends: dict[str, Ended]) -> 
 def test_start_up_has_a_limit_of_its_own(tmp_path: Path) -> None:
     run = RunDir.create(str(tmp_path), "small", ["test"])
     attempt = claim(run.path, 1, nodes=1, ranks_per_node=1, heartbeat=0.1)
-    recover = RecoverConfig(watchdog=0.1)
-    supervisor = _Supervisor(run, Prepared("", "", 1, 1), recover, ForkedAgents(run), Disturbing(Case(""), run))
+    recover, case = RecoverConfig(watchdog=0.1), Case("")
+    supervisor = _Supervisor(run, Prepared("", "", 1, 1), recover, ForkedAgents(run, case), Disturbing(case, run))
     records = Records(attempt)
     records.created -= 1
-    records.agent_sign -= 1
+    records.agents[0].sign -= 1
     assert supervisor._hang(attempt, records) is None
     records.created -= 60
     end = supervisor._hang(attempt, records)

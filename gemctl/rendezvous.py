@@ -1,0 +1,246 @@
+"""How the agents of an attempt meet: each reports its host, the mesh is laid once, every agent is told its place in it.
+
+    rendezvous = Rendezvous(node=2, nodes=4, store="n1:29400", aborted=…)
+    place = rendezvous.meet(attempt)          # on every host; place.node_rank is the host's number in the mesh
+
+The agent of node 0 keeps the store for as long as it lives; the request of the launcher names it. Where the agents have
+met, the one that is first in the mesh opens a second store, a new one for each attempt: in one that was used before,
+ranks would read the addresses of dead ones. An attempt on one host needs no store to meet in.
+"""
+
+import contextlib
+import fcntl
+import json
+import socket
+import struct
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import Any
+
+from gemctl import env
+from gemctl.errors import GemctlError
+from gemctl.mesh.groups import HostReport, Mesh
+from gemctl.run.attempt import Attempt
+from gemctl.run.laid import lay_attempt
+
+JOIN_SECONDS = 120.0  # for all hosts to be there: schedulers start them one after the other, and images are pulled
+SLICE = 0.5  # seconds of waiting between looks at whether it is still wanted
+POLL = 0.05
+LOOPBACK = "127.0.0.1"
+SIOCGIFADDR = 0x8915
+
+
+class MeetingError(GemctlError):
+    """Agents that do not find each other; the message names hosts and why."""
+
+
+class AbortedError(GemctlError):
+    """Nobody waits for the meeting any more: the attempt is ordered to end."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What an agent says of its host. `address`: by which others reach it; `store`: by which it reaches node 0."""
+
+    host: str
+    slots: int
+    topology: str
+    address: str
+    store: str
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where this host is in the mesh, and the store of the attempt's ranks; it is kept while `server` is."""
+
+    node_rank: int
+    host: str
+    port: int
+    address: str
+    server: Any
+
+
+class Rendezvous:
+    """The meeting place of one owner's agents, for all its attempts. `aborted()`: nobody waits for it any more."""
+
+    def __init__(self, node: int, nodes: int, store: str | None, aborted: Callable[[], bool]) -> None:
+        self.node, self.nodes, self._aborted = node, nodes, aborted
+        self._endpoint = store
+        self._store: Any = None
+        self._beats: Any = None  # a connection of its own, as each serves one call at a time
+        self._own, self._peer = LOOPBACK, LOOPBACK
+
+    def meet(self, attempt: Attempt) -> Place:
+        """Waits until all hosts are there.
+
+        Raises MeetingError, InputError (hosts that the mesh cannot be laid over), or AbortedError.
+        """
+        from torch.distributed import DistError
+
+        slots = attempt.claim().ranks_per_node
+        if self.nodes == 1:
+            _lay(attempt, [Report(socket.gethostname(), slots, env.topology_address(), LOOPBACK, LOOPBACK)])
+            server = _serve(0)
+            return Place(0, LOOPBACK, server.port, LOOPBACK, server)
+        try:
+            self._connect()
+            mine = Report(socket.gethostname(), slots, env.topology_address(), self._own, self._peer)
+            return self._meet(attempt, mine)
+        except DistError as error:
+            raise MeetingError(f"{self._me()} has lost the store of node 0: {_first_line(error)}") from None
+
+    def _meet(self, attempt: Attempt, mine: Report) -> Place:
+        self._post(attempt, f"report/{self.node}", asdict(mine))
+        if self.node == 0:
+            self._seat(attempt)
+        told = self._read(attempt, f"place/{self.node}", 2 * JOIN_SECONDS, "its place in the mesh")
+        rank, address = told["rank"], told["address"]
+        server = None
+        if rank == 0:
+            server = _serve(0)
+            self._post(attempt, "ranks", {"host": address, "port": server.port})
+        ranks = self._read(attempt, "ranks", JOIN_SECONDS, "the store of the ranks")
+        return Place(rank, ranks["host"], ranks["port"], address, server)
+
+    def reach(self) -> bool:
+        """Asks the agent of node 0 for a sign, for as long as it takes; False once it has gone."""
+        if self._beats is None:
+            return True
+        from torch.distributed import DistError
+
+        try:
+            self._beats.add("beats", 1)
+        except DistError:
+            return False
+        return True
+
+    def _seat(self, attempt: Attempt) -> None:
+        """Lays the mesh over all reports, and tells every agent its place."""
+        reports = self._reports(attempt)
+        order = list(_lay(attempt, reports).hosts())
+        # How node 0 is reached is for the others to say: its own name may mean its loopback on itself.
+        addresses = [reports[1].store, *(report.address for report in reports[1:])]
+        for node, report in enumerate(reports):
+            place = {"rank": order.index(report.host), "address": addresses[node]}
+            self._post(attempt, f"place/{node}", place)
+
+    def _reports(self, attempt: Attempt) -> list[Report]:
+        keys = [_key(attempt, f"report/{node}") for node in range(self.nodes)]
+        found: dict[int, Report] = {}
+        seconds = 1.5 * JOIN_SECONDS  # what keeps another host away is its own to say first
+        deadline = time.monotonic() + seconds
+        while len(found) < self.nodes:
+            self._check_wanted()
+            for node in range(self.nodes):
+                if node not in found and self._store.check([keys[node]]):
+                    found[node] = Report(**json.loads(self._store.get(keys[node])))
+            if time.monotonic() > deadline:
+                missing = ", ".join(str(node) for node in range(self.nodes) if node not in found)
+                raise MeetingError(
+                    f"{len(found)} of {self.nodes} hosts came within {seconds:.0f} s; no agent of nodes {missing}"
+                )
+            if len(found) < self.nodes:
+                time.sleep(POLL)
+        return [found[node] for node in range(self.nodes)]
+
+    def _post(self, attempt: Attempt, key: str, value: dict[str, Any]) -> None:
+        self._store.set(_key(attempt, key), json.dumps(value))
+
+    def _read(self, attempt: Attempt, key: str, seconds: float, what: str) -> dict[str, Any]:
+        from torch.distributed import DistStoreError
+
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            self._check_wanted()
+            with contextlib.suppress(DistStoreError):  # not yet there
+                self._store.wait([_key(attempt, key)], timedelta(seconds=SLICE))
+                value: dict[str, Any] = json.loads(self._store.get(_key(attempt, key)))
+                return value
+        raise MeetingError(f"{self._me()} was not told {what} within {seconds:.0f} s")
+
+    def _check_wanted(self) -> None:
+        if self._aborted():
+            raise AbortedError("the attempt was ordered to end before its hosts had met")
+
+    def _connect(self) -> None:
+        if self._store is not None:
+            return
+        if self._endpoint is None:
+            raise MeetingError(f"{self._me()}: an attempt of {self.nodes} hosts needs the store that they meet in")
+        host, port = _parse(self._endpoint)
+        if self.node == 0:
+            self._store = _serve(port)
+            return
+        self._own, self._peer = self._find(host, port)
+        self._store, self._beats = _client(self._peer, port), _client(self._peer, port)
+
+    def _find(self, host: str, port: int) -> tuple[str, str]:
+        """Waits for the store; returns the addresses of this host and of node 0's on the way there."""
+        deadline = time.monotonic() + JOIN_SECONDS
+        while True:
+            self._check_wanted()
+            try:
+                with socket.create_connection((host, port), timeout=SLICE) as connection:
+                    return connection.getsockname()[0], connection.getpeername()[0]
+            except (socket.gaierror, UnicodeError) as error:  # the latter: no name at all
+                why = f"its name does not resolve: {getattr(error, 'strerror', error)}"
+            except OSError as error:
+                why = str(error.strerror or error)
+            if time.monotonic() > deadline:
+                store = f"the store of node 0 at {host}:{port} was not reached within {JOIN_SECONDS:.0f} s"
+                raise MeetingError(f"{self._me()}: {store}: {why}")
+            time.sleep(POLL)
+
+    def _me(self) -> str:
+        return f"node {self.node} (host {socket.gethostname()})"
+
+
+def _lay(attempt: Attempt, reports: list[Report]) -> Mesh:
+    return lay_attempt(attempt, [HostReport(report.host, report.slots, report.topology) for report in reports])
+
+
+def _key(attempt: Attempt, name: str) -> str:
+    return f"attempt {attempt.number}/{name}"
+
+
+def _parse(store: str) -> tuple[str, int]:
+    host, _, port = store.rpartition(":")
+    if not host or not port.isdigit():
+        raise MeetingError(f"--store {store}: HOST:PORT was expected")
+    return host.strip("[]"), int(port)
+
+
+def _serve(port: int) -> Any:
+    from torch.distributed import DistNetworkError, TCPStore
+
+    seconds = timedelta(seconds=JOIN_SECONDS)
+    try:
+        return TCPStore(LOOPBACK, port, None, True, seconds, wait_for_workers=False, multi_tenant=True)
+    except DistNetworkError as error:
+        raise MeetingError(f"no store on port {port} of {socket.gethostname()}: {_first_line(error)}") from None
+
+
+def _client(host: str, port: int) -> Any:
+    from torch.distributed import DistNetworkError, TCPStore
+
+    try:
+        return TCPStore(host, port, None, False, timedelta(seconds=JOIN_SECONDS), wait_for_workers=False)
+    except DistNetworkError as error:
+        raise MeetingError(f"no store at {host}:{port}: {_first_line(error)}") from None
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
+
+
+def interface_of(address: str) -> str | None:
+    """The network interface of this machine that has `address` (IPv4), or None (Linux)."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # one without an address
+                found = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                if socket.inet_ntoa(found[20:24]) == address:
+                    return name
+    return None

@@ -1,0 +1,141 @@
+"""Agents of two hosts: they meet, take their places in the mesh, and end together, however one of them ends."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from gemctl import rendezvous
+from gemctl.run.attempt import claim
+from gemctl.run.directory import RunDir
+from gemctl.run.files import read_log
+from gemctl.run.laid import read_mesh
+from tests.recovery.small_run import STEPS, Case, Ended, free_port, supervise_all
+from tests.world import run_world
+
+LONG = 500
+CASES: dict[str, dict[str, object]] = {
+    "kill": {"inject": "kill:rank=3,step=3"},
+    "hang": {"inject": "hang:rank=2,step=3", "watchdog": 8.0},
+    "crash": {"inject": "kill:rank=1,step=3", "crash_budget": 1},
+    "stop": {"disturb": "file_stop", "steps": LONG},
+    "kill agent": {"disturb": "kill_agent", "steps": LONG},
+    "kill agent 1": {"disturb": "kill_agent_1", "steps": 40, "crash_budget": 1},
+    "stop host 1": {"disturb": "stop_host_1", "steps": LONG},
+    "host too few": {"present": 1, "join": 1.0},
+    "one name": {"hosts": ("n1", "n1")},
+    "misplaced": {"misplace": True},
+}
+
+
+@pytest.fixture(scope="module")
+def ends(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
+    """All cases at once."""
+    cases = [Case(str(tmp_path_factory.mktemp("runs")), nodes=2, **arguments) for arguments in CASES.values()]  # type: ignore[arg-type]
+    return dict(zip(CASES, run_world(1, supervise_all, cases, gloo=False)[0], strict=True))
+
+
+@pytest.mark.parametrize(
+    ("case", "kind", "told"),
+    [
+        ("kill", "signal", "rank 3 on n10 failed first, in stage step, step 3: killed by SIGKILL"),
+        ("hang", "hang", "rank 2 on n10 failed first, in stage step, step 3: no progress for 8 s"),
+    ],
+)
+def test_rank_of_one_host_ends_all_and_is_named(ends: dict[str, Ended], case: str, kind: str, told: str) -> None:
+    end = ends[case]
+    assert (end.error, end.exit_code, end.left) == ("RunFailed", 1, [])
+    assert end.cause is not None
+    assert end.cause["kind"] == kind
+    assert told in end.message
+    assert end.seconds < 14
+    assert Path(end.cause["log"]).is_file()
+
+
+def test_next_attempt_goes_on_in_the_living_agents_and_ranks_follow_the_mesh(ends: dict[str, Ended]) -> None:
+    """n2 is node 1 of the launcher, and comes first in the mesh."""
+    end = ends["crash"]
+    assert (end.error, end.exit_code, end.left) == (None, 0, [])
+    first, second = end.run_dir.attempts()
+    for node, ranks in ((0, {2, 3}), (1, {0, 1})):
+        lines = read_log(second.agent_log(node))
+        assert lines[0]["pid"] == read_log(first.agent_log(node))[0]["pid"]
+        assert {line["rank"] for line in lines if line["event"] == "rank"} == ranks
+    assert read_mesh(second).hosts() == {"n2": [0, 1], "n10": [2, 3]}
+    finish = read_log(second.rank_log(3))[-1]
+    assert (finish["event"], finish["result"], finish["step"]) == ("finish", "finished", STEPS)
+
+
+def test_stop_request_is_agreed_on_by_all_hosts(ends: dict[str, Ended]) -> None:
+    end = ends["stop"]
+    assert (end.error, end.left) == (None, [])
+    last = [read_log(end.run_dir.attempt(1).rank_log(rank))[-1] for rank in range(4)]
+    assert [line["result"] for line in last] == ["stopped"] * 4
+    assert len({line["step"] for line in last}) == 1
+
+
+@pytest.mark.parametrize(
+    ("case", "told", "seconds"),
+    [
+        ("kill agent", "lost host n10 (node 0): killed by SIGKILL", 5),
+        ("stop host 1", "lost host n2 (node 1): no sign of its agent for 5 s", 15),
+    ],
+)
+def test_host_that_vanishes_is_named(ends: dict[str, Ended], case: str, told: str, seconds: float) -> None:
+    end = ends[case]
+    assert (end.error, end.exit_code, end.left) == ("RunFailed", 1, [])
+    assert told in end.message
+    assert end.seconds < seconds
+
+
+def test_lost_agent_is_replaced_for_the_next_attempt(ends: dict[str, Ended]) -> None:
+    end = ends["kill agent 1"]
+    assert (end.error, end.left) == (None, [])
+    assert any("lost host n2 (node 1): killed by SIGKILL; trying again (1 of" in note for note in end.notes)
+
+
+@pytest.mark.parametrize(
+    ("case", "told"),
+    [
+        ("host too few", "1 of 2 hosts came within 2 s; no agent of nodes 1"),
+        ("one name", "host n1 reports 2 times"),
+    ],
+)
+def test_hosts_that_do_not_meet_never_train(ends: dict[str, Ended], case: str, told: str) -> None:
+    end = ends[case]
+    assert (end.error, end.exit_code, end.left) == ("RunFailed", 1, [])
+    assert told in end.message
+    assert list(end.run_dir.attempt(1).ranks.iterdir()) == []
+
+
+def test_rank_in_the_wrong_place_names_both(ends: dict[str, Ended]) -> None:
+    end = ends["misplaced"]
+    assert end.error == "RunFailed"
+    assert "runs on elsewhere as its local rank" in end.message
+    assert "; the mesh has it on n" in end.message
+
+
+@pytest.mark.parametrize(
+    ("store", "told"),
+    [
+        (
+            "nosuchhost.invalid:29400",
+            "nosuchhost.invalid:29400 was not reached within 0 s: its name does not resolve: ",
+        ),
+        ("a..b:29400", "a..b:29400 was not reached within 0 s: its name does not resolve: "),
+        (f"127.0.0.1:{free_port()}", "was not reached within 0 s: Connection refused"),
+        ("n1", "--store n1: HOST:PORT was expected"),
+        (None, "an attempt of 2 hosts needs the store that they meet in"),
+    ],
+)
+def test_store_that_is_not_reached_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, store: str | None, told: str
+) -> None:
+    monkeypatch.setattr(rendezvous, "JOIN_SECONDS", 0.0)
+    monkeypatch.setattr(socket, "gethostname", lambda: "n2")
+    run = RunDir.create(str(tmp_path), "small", ["test"])
+    attempt = claim(run.path, 1, nodes=2, ranks_per_node=1, heartbeat=0.1)
+    with pytest.raises(rendezvous.MeetingError) as caught:
+        rendezvous.Rendezvous(1, 2, store, lambda: False).meet(attempt)
+    assert told in str(caught.value)
+    assert str(caught.value).startswith("--store" if store == "n1" else "node 1 (host n2): ")
