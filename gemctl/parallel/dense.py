@@ -96,7 +96,8 @@ def gradient_norm(dense: nn.Module, group: dist.ProcessGroup, replicas: int, oth
         squares = torch.stack(torch._foreach_norm(gradients)).double().square().sum() / replicas
     if not others_finite:
         squares = squares + float("nan")
-    dist.all_reduce(squares, group=group)
+    if dist.get_world_size(group) > 1:
+        dist.all_reduce(squares, group=group)
     return float(squares.sqrt())
 
 

@@ -128,7 +128,8 @@ class Stepper:
         bad = wish.nonfinite or not bool(losses.isfinite().all())
         flags = torch.tensor([bad, wish.stop, wish.save], dtype=torch.float64, device=losses.device)
         message = torch.cat([flags, losses.double(), weights if first else torch.zeros_like(weights)])
-        dist.all_reduce(message, group=self.model.group)
+        if self.world > 1:
+            dist.all_reduce(message, group=self.model.group)
         flags, sums, total = message.split([3, losses.numel(), losses.numel()])
         bad, stop, save = (bool(flag > 0) or bool(flag.isnan()) for flag in flags)
         agreed = Flags(so_far.nonfinite or bad, so_far.stop or stop, so_far.save or save)
