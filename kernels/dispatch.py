@@ -15,6 +15,7 @@ from types import ModuleType
 from torch import Tensor
 
 from gemctl.errors import InputError
+from gemctl.kernels.triton_launch import refusal
 
 REFERENCE = "reference"
 
@@ -31,7 +32,11 @@ def _cpu_refuses(op: str, q: Tensor) -> str | None:
     return None if q.device.type == "cpu" else f"needs tensors on the CPU, not on {q.device}"
 
 
-BACKENDS = (Backend("cpu", _cpu_refuses),)  # in order of preference
+def _triton_refuses(op: str, q: Tensor) -> str | None:
+    return refusal(q)
+
+
+BACKENDS = (Backend("cpu", _cpu_refuses), Backend("triton", _triton_refuses))  # in order of preference
 
 _named: str | None = None
 _used: dict[str, str] = {}

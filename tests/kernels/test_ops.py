@@ -164,11 +164,12 @@ def test_an_activation_that_is_not_zero_at_zero_is_refused() -> None:
 def test_backends() -> None:
     pooled_attention(Q, K, K, OFFSETS, 3)
     assert dispatch.used()["pooled_attention on cpu"] == "cpu"
-    assert dispatch.options("gdpa", Q) == {"cpu": "available", "reference": "only by name"}
-    with pytest.raises(InputError, match="unknown kernel backend 'tritno': there are cpu, reference"):
+    triton = "needs tensors on a GPU, not on cpu"
+    assert dispatch.options("gdpa", Q) == {"cpu": "available", "triton": triton, "reference": "only by name"}
+    with pytest.raises(InputError, match="unknown kernel backend 'tritno': there are cpu, triton, reference"):
         dispatch.use("tritno").__enter__()
     elsewhere = torch.empty(1, device="meta")
-    with pytest.raises(InputError, match=r"no backend for gdpa on meta \(cpu: needs tensors on the CPU"):
+    with pytest.raises(InputError, match=r"no backend for gdpa on meta \(cpu: needs tensors on the CPU.*triton: needs"):
         dispatch.load("gdpa", elsewhere, None)
     with pytest.raises(InputError, match="no backend for gdpa on meta named 'cpu'"):
         dispatch.load("gdpa", elsewhere, "cpu")

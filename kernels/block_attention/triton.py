@@ -1,0 +1,204 @@
+"""Block attention in Triton, for any GPU: one program a block and head, each tensor read and written once.
+
+A block's queries need one block of keys, so softmax needs no running sums, and the backward computes everything again
+and gives all three gradients in one pass: Σ grad · out is also Σ weights · grad_weights, so it reads neither the output
+nor the LSE. Rotary embedding is done on the loaded tiles, in float32. Block sizes up to 128. Offsets' values are not
+checked; cos and sin too short for a sequence give NaN there.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gemctl.kernels import schedule
+from gemctl.kernels.triton_attention import load_rows, store_rows
+from gemctl.kernels.triton_launch import Tiling, block_dim, empty, launch, rows, strides
+from gemctl.kernels.triton_scores import LN_2
+from gemctl.kernels.triton_tilings import PRECISION
+
+MAX_BLOCK = 128
+_LOG2_E = 1.4426950408889634
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    offsets: Tensor,
+    max_length: int,
+    block_size: int,
+    scale: float,
+    cos: Tensor | None,
+    sin: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """(output like q, LSE [ΣL, H] in float32)."""
+    q, k, v, order = rows(q), rows(k), rows(v), _blocks(q, offsets, block_size)
+    heads = q.shape[1]
+    output = empty(q.shape, q.dtype, q.device)
+    lse = empty(q.shape[:2], torch.float32, q.device)
+    angles, sizes = _angles(q, cos, sin), _sizes(q, block_size, cos)
+    numbers = *strides(q, k, v), *angles[2:], heads, heads // k.shape[1], scale * _LOG2_E
+    args = q, k, v, output, lse, *angles[:2], order, offsets, *numbers
+    launch(_forward, order.shape[0] * heads, _tiling(sizes), *args, **sizes)
+    return output, lse
+
+
+def backward(
+    grad_output: Tensor,
+    output: Tensor,
+    lse: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    offsets: Tensor,
+    max_length: int,
+    block_size: int,
+    scale: float,
+    cos: Tensor | None,
+    sin: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v."""
+    q, k, v, grad, order = rows(q), rows(k), rows(v), rows(grad_output), _blocks(q, offsets, block_size)
+    heads, key_heads = q.shape[1], k.shape[1]
+    grads = [empty(x.shape, x.dtype, x.device) for x in (q, k, v)]
+    angles, sizes = _angles(q, cos, sin), _sizes(q, block_size, cos)
+    numbers = *strides(q, k, v, grad), *angles[2:], key_heads, heads // key_heads, scale * _LOG2_E, scale
+    args = q, k, v, grad, *grads, *angles[:2], order, offsets, *numbers
+    launch(_backward, order.shape[0] * key_heads, _tiling(sizes), *args, **sizes)
+    return grads[0], grads[1], grads[2]
+
+
+def _blocks(q: Tensor, offsets: Tensor, block_size: int) -> Tensor:
+    if block_size > MAX_BLOCK:
+        raise ValueError(f"block_attention: block_size must be at most {MAX_BLOCK} on a GPU, not {block_size}")
+    return schedule.tiles(offsets, q.shape[0], block_size)
+
+
+def _angles(q: Tensor, cos: Tensor | None, sin: Tensor | None) -> tuple[Any, ...]:
+    """The tables (any tensor in their place), contiguous, and how many positions they have."""
+    if cos is None or sin is None:
+        return q, q, 0
+    return cos.contiguous(), sin.contiguous(), min(cos.shape[0], sin.shape[0])
+
+
+def _sizes(q: Tensor, block_size: int, cos: Tensor | None) -> dict[str, Any]:
+    dims = {"D": q.shape[2], "BLOCK_D": block_dim(q.shape[2]), "ROTARY": cos is not None, "PRECISION": PRECISION}
+    return dims | {"SIZE": block_size, "ROWS": block_dim(block_size)}
+
+
+def _tiling(sizes: dict[str, Any]) -> Tiling:
+    return Tiling(sizes["ROWS"], sizes["ROWS"], 8 if sizes["ROWS"] > 64 else 4, 1)
+
+
+@triton.jit
+def _rotated(x: tl.tensor, cos: tl.tensor, sin: tl.tensor, ROWS: tl.constexpr, BLOCK_D: tl.constexpr) -> tl.tensor:
+    """Pairs of columns (x[2i], x[2i+1]) turned by their angles, in float32."""
+    even, odd = tl.split(tl.reshape(x.to(tl.float32), [ROWS, BLOCK_D // 2, 2]))
+    return tl.reshape(tl.join(even * cos - odd * sin, even * sin + odd * cos), [ROWS, BLOCK_D])
+
+
+@triton.jit
+def _angle_rows(  # type: ignore[no-untyped-def]
+    table, positions, position0, rows, ROWS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr
+):
+    """cos or sin [ROWS, BLOCK_D / 2] of a block's tokens, NaN where the table is too short for them."""
+    row = position0 + tl.arange(0, ROWS)[:, None]
+    column = tl.arange(0, BLOCK_D // 2)[None, :]
+    real = (row < position0 + rows) & (column < D // 2)
+    values = tl.load(table + row.to(tl.int64) * (D // 2) + column, mask=real & (row < positions), other=0.0)
+    return tl.where(real & (row >= positions), float("nan"), values.to(tl.float32))
+
+
+@triton.jit
+def _forward(  # type: ignore[no-untyped-def]
+    Q, K, V, OUT, LSE, COS, SIN, ORDER, OFFSETS,
+    q_stride, q_head, k_stride, k_head, v_stride, v_head, positions, heads, group, scale,
+    SIZE: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, ROTARY: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Output [N, heads, D] and LSE [N, heads] of one block and head."""
+    item = tl.load(ORDER + tl.program_id(0) // heads)
+    head = (tl.program_id(0) % heads).to(tl.int64)
+    if item < 0:
+        return
+    b = item >> 32
+    position0 = (item & 0x7FFFFFFF).to(tl.int32) * SIZE
+    first = tl.load(OFFSETS + b) + position0
+    rows = tl.minimum((tl.load(OFFSETS + b + 1) - first).to(tl.int32), SIZE)
+    q = load_rows(Q + head * q_head + first * q_stride, q_stride, rows, ROWS, D, BLOCK_D)
+    k = load_rows(K + head // group * k_head + first * k_stride, k_stride, rows, ROWS, D, BLOCK_D)
+    v = load_rows(V + head // group * v_head + first * v_stride, v_stride, rows, ROWS, D, BLOCK_D)
+    if ROTARY:
+        cos = _angle_rows(COS, positions, position0, rows, ROWS, D, BLOCK_D)
+        sin = _angle_rows(SIN, positions, position0, rows, ROWS, D, BLOCK_D)
+        q = _rotated(q, cos, sin, ROWS, BLOCK_D).to(q.dtype)
+        k = _rotated(k, cos, sin, ROWS, BLOCK_D).to(k.dtype)
+        v = _rotated(v, cos, sin, ROWS, BLOCK_D).to(v.dtype)
+    row = tl.arange(0, ROWS)
+    scores = scale * tl.dot(q, tl.trans(k), input_precision=PRECISION)
+    scores = tl.where(row[None, :] < rows, scores, float("-inf"))
+    peak = tl.max(scores, 1)
+    weights = tl.exp2(scores - peak[:, None])
+    total = tl.sum(weights, 1)
+    out = tl.dot(weights.to(v.dtype), v, input_precision=PRECISION) / total[:, None]
+    tl.store(LSE + (first + row) * heads + head, LN_2 * (peak + tl.log2(total)), mask=row < rows)
+    store_rows(OUT + (first * heads + head) * D, heads * D, rows, out, ROWS, D, BLOCK_D)
+
+
+@triton.jit
+def _backward(  # type: ignore[no-untyped-def]
+    Q, K, V, GRAD, GRAD_Q, GRAD_K, GRAD_V, COS, SIN, ORDER, OFFSETS,
+    q_stride, q_head, k_stride, k_head, v_stride, v_head, grad_stride, grad_head, positions, key_heads, group,
+    scale, grad_scale,
+    SIZE: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, ROTARY: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Gradients of one block: of a key head and of its query heads."""
+    item = tl.load(ORDER + tl.program_id(0) // key_heads)
+    key_head = (tl.program_id(0) % key_heads).to(tl.int64)
+    if item < 0:
+        return
+    b = item >> 32
+    position0 = (item & 0x7FFFFFFF).to(tl.int32) * SIZE
+    first = tl.load(OFFSETS + b) + position0
+    rows = tl.minimum((tl.load(OFFSETS + b + 1) - first).to(tl.int32), SIZE)
+    row = tl.arange(0, ROWS)
+    heads = key_heads * group
+    k = load_rows(K + key_head * k_head + first * k_stride, k_stride, rows, ROWS, D, BLOCK_D)
+    v = load_rows(V + key_head * v_head + first * v_stride, v_stride, rows, ROWS, D, BLOCK_D)
+    if ROTARY:
+        cos = _angle_rows(COS, positions, position0, rows, ROWS, D, BLOCK_D)
+        sin = _angle_rows(SIN, positions, position0, rows, ROWS, D, BLOCK_D)
+        k = _rotated(k, cos, sin, ROWS, BLOCK_D).to(k.dtype)
+        v = _rotated(v, cos, sin, ROWS, BLOCK_D).to(v.dtype)
+    grad_k = tl.zeros([ROWS, BLOCK_D], tl.float32)
+    grad_v = tl.zeros([ROWS, BLOCK_D], tl.float32)
+    for member in range(0, group):
+        head = key_head * group + member
+        q = load_rows(Q + head * q_head + first * q_stride, q_stride, rows, ROWS, D, BLOCK_D)
+        grad = load_rows(GRAD + head * grad_head + first * grad_stride, grad_stride, rows, ROWS, D, BLOCK_D)
+        if ROTARY:
+            q = _rotated(q, cos, sin, ROWS, BLOCK_D).to(q.dtype)
+        scores = scale * tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        scores = tl.where(row[None, :] < rows, scores, float("-inf"))
+        weights = tl.exp2(scores - tl.max(scores, 1)[:, None])
+        weights = weights / tl.sum(weights, 1)[:, None]
+        grad_v = tl.dot(tl.trans(weights.to(grad.dtype)), grad, grad_v, input_precision=PRECISION)
+        grad_weights = tl.dot(grad, tl.trans(v), input_precision=PRECISION)
+        grad_scores = weights * (grad_weights - tl.sum(weights * grad_weights, 1)[:, None])
+        grad_scores = grad_scores.to(q.dtype)
+        grad_k = tl.dot(tl.trans(grad_scores), q, grad_k, input_precision=PRECISION)
+        grad_q = tl.dot(grad_scores, k, input_precision=PRECISION) * grad_scale
+        if ROTARY:
+            grad_q = _rotated(grad_q, cos, -sin, ROWS, BLOCK_D)
+        store_rows(GRAD_Q + (first * heads + head) * D, heads * D, rows, grad_q, ROWS, D, BLOCK_D)
+    grad_k *= grad_scale
+    if ROTARY:
+        grad_k = _rotated(grad_k, cos, -sin, ROWS, BLOCK_D)
+        grad_v = _rotated(grad_v, cos, -sin, ROWS, BLOCK_D)
+    base = (first * key_heads + key_head) * D
+    store_rows(GRAD_K + base, key_heads * D, rows, grad_k, ROWS, D, BLOCK_D)
+    store_rows(GRAD_V + base, key_heads * D, rows, grad_v, ROWS, D, BLOCK_D)
