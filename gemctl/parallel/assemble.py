@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from gemctl.config.schema import Config
 from gemctl.data.batch import Batch
-from gemctl.mesh.axes import WORLD, Axis
+from gemctl.mesh.axes import WORLD
 from gemctl.mesh.topology import Topology
 from gemctl.model.embeddings import Embedded
 from gemctl.model.gem import DenseModel, GemModel
@@ -78,15 +78,13 @@ def assemble(
         raise RuntimeError("assemble needs an initialised process group")
     mesh, experts = shard_dense(model.dense, topology, config.precision, device)
     tables = ShardedTables(model.tables, spec, placements, config.optim.tables, topology, device)
-    traffic = TrafficCounter(_axes([mesh, *([experts.mesh] if experts else [])], topology, group))
+    traffic = TrafficCounter(_axes([mesh, *([experts.mesh] if experts else [])], group))
     return ShardedModel(model.dense, tables, rules, topology, group, device, experts, traffic)
 
 
-def _axes(meshes: list[DeviceMesh], topology: Topology, world: dist.ProcessGroup) -> dict[dist.ProcessGroup, list[str]]:
-    """The axes of degree > 1 that each process group serves."""
+def _axes(meshes: list[DeviceMesh], world: dist.ProcessGroup) -> dict[dist.ProcessGroup, list[str]]:
+    """The axes of degree > 1 that each process group of the dense part serves."""
     axes = {world: [WORLD]}
-    if topology.mp_replicate == 1:
-        axes[world].append(Axis.MP_SHARD.value)
     for mesh in meshes:
         for axis in mesh.mesh_dim_names or ():
             if mesh[axis].size() > 1:

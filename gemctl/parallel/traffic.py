@@ -1,6 +1,6 @@
 """Bytes that a rank sends in its training steps, counted where the collectives are called, by mesh axis.
 
-    traffic = TrafficCounter(axes)                        # axes: which axes each process group serves
+    traffic = TrafficCounter(axes)                        # axes: which axes a process group serves
     with traffic.step(), traffic.on(Side.DENSE): ...
     counts, steps = traffic.take()                        # {("dp_shard", "all-gather"): (calls, bytes)}, 1
 
@@ -43,7 +43,6 @@ class Side(StrEnum):
 
 _SIDES = {
     Side.DENSE: (Axis.DP_SHARD.value, Axis.DP_REPLICATE.value, EXPERT_SHARD, Axis.EP.value),
-    Side.TABLES: (Axis.MP_SHARD.value, Axis.MP_REPLICATE.value),
     Side.WORLD: (WORLD,),
 }
 
@@ -62,7 +61,7 @@ def along(axis: str) -> Iterator[None]:
 
 
 class TrafficCounter:
-    """Counts in steps alone. `axes`: each group's axes; other groups are not counted."""
+    """Counts in steps alone. `axes`: the axes of the dense part's groups and of the world's."""
 
     def __init__(self, axes: Mapping[dist.ProcessGroup, Sequence[str]]) -> None:
         self._axes = axes
@@ -108,18 +107,20 @@ class TrafficCounter:
 
     def _add(self, kind: "_Kind", given: dict[str, Any]) -> None:
         group = given.get("group") or dist.group.WORLD
-        axis = self._axis(group)
+        axis = self._axis(group, kind.collective)
         if axis is not None:
             found = self._counts.setdefault((axis, kind.collective), [0, 0])
             found[0] += 1
             found[1] += kind.sent(given, dist.get_world_size(group), dist.get_rank(group))
 
-    def _axis(self, group: dist.ProcessGroup | None) -> str | None:
+    def _axis(self, group: dist.ProcessGroup | None, collective: str) -> str | None:
         caller: str | None = getattr(_caller, "axis", None)
         if caller is not None or group is None:
             return caller
+        if self._side is Side.TABLES:  # TorchRec has groups of its own; its replicas are averaged by all-reduces
+            return (Axis.MP_REPLICATE if collective == "all-reduce" else Axis.MP_SHARD).value
         axes = self._axes.get(group, ())
-        return next((axis for axis in _SIDES[self._side] if axis in axes), axes[0] if axes else None)
+        return next((axis for axis in _SIDES[self._side] if axis in axes), None)
 
 
 @dataclass(frozen=True)
