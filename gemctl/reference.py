@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 
 from gemctl.config.groups import BUILT_IN, Groups
 from gemctl.config.keys import GROUPS, find, tree
+from gemctl.config.resuming import RULES
 from gemctl.config.schema import Config, DataConfig
 from gemctl.specs.data import FeatureSpec
 from gemctl.specs.json_schema import Node, child, describe, is_mapping, options
@@ -32,7 +33,7 @@ EXIT_CODES = {
 
 def reference() -> str:
     """The whole page."""
-    parts = [HEAD, _exit_codes(), *_commands(), _groups(), *_keys(), *_feature_spec()]
+    parts = [HEAD, _exit_codes(), *_commands(), _groups(), *_keys(), _resuming(), *_feature_spec()]
     return "\n\n".join(parts) + "\n"
 
 
@@ -140,6 +141,15 @@ def _default(path: KeyPath, composed: Any) -> Any:
     if composed is not _MISSING:
         return composed
     return own if default is None else default
+
+
+def _resuming() -> str:
+    intro = (
+        "`gemctl resume RUN KEY=VALUE` changes keys of a run that goes on. A rule holds for a key, or for all keys of a "
+        "group that have none of their own; `--allow KEY` takes keys and groups."
+    )
+    rows = [[f"`{rule.key}`", rule.kind.value, rule.reason] for rule in RULES]
+    return f"## What a resumed run may change\n\n{intro}\n\n" + _table(["key", "change", "because"], rows)
 
 
 FEATURE_SPEC = """\

@@ -42,10 +42,11 @@ class Layout:
 
 
 class Job:
-    """The small model on this world; `settled`: the tables' AdaGrad state is set to 1, so that one step adds little."""
+    """The small model on this world. `tables`: their optimizer."""
 
-    def __init__(self, layout: Layout, seed: int) -> None:
+    def __init__(self, layout: Layout, seed: int, tables: str = "rowwise_adagrad") -> None:
         self.config = small_config(BATCH)
+        self.config.optim.tables.kind = tables  # type: ignore[assignment]
         topology = resolve(layout.topology(), LauncherConfig(ranks_per_node=layout.world))
         placements = place(SPEC, self.config.model.dim, layout.topology(), topology.mp_shard)
         self.model = assemble(self.config, SPEC, topology, placements, torch.device("cpu"))
@@ -64,7 +65,10 @@ class Job:
 
 
 def save_trained(path: Path, layout: Layout, settled: bool = False) -> tuple[str, float]:
-    """Trains, saves; the full state's hash at the save, and the loss of the step after it."""
+    """Trains, saves; the full state's hash at the save, and the loss of the step after it.
+
+    `settled`: the tables' AdaGrad state is set to 1 before the save, so that one step adds little.
+    """
     job = Job(layout, seed=7)
     for index in range(STEPS):
         job.step(index)
@@ -109,3 +113,9 @@ def _drop_groups() -> None:
     for group in list(distributed_c10d._world.pg_map):
         if group is not dist.group.WORLD:
             dist.destroy_process_group(group)
+
+
+def shapes_of_state(kind: str) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor that the trainer saves."""
+    job = Job(Layout(1), seed=7, tables=kind)
+    return {key: tuple(value.shape) for key, value in job.state().items()}

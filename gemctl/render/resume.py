@@ -1,0 +1,33 @@
+"""What a resume will do, in the terminal."""
+
+from typing import Any
+
+from gemctl.render.units import binary
+from gemctl.run.preflight import Preflight
+
+
+def preflight(value: Preflight) -> Any:
+    """Where it goes on; a table of what is loaded; then what was passed over, is changed, and is lost."""
+    from rich.console import Group
+    from rich.table import Table
+
+    start = f"from {value.checkpoint} (step {value.step})" if value.checkpoint else "from the start: no checkpoint"
+    ranks = f"{value.ranks_before} → {value.ranks}" if value.ranks_before not in {None, value.ranks} else value.ranks
+    head = f"resume {value.run}\nattempt {value.attempt} {start} to step {value.steps}, ranks: {ranks}"
+    table = Table()
+    for name in ("loaded", "tensors", "size", "checked", "lay on", "will lie on", ""):
+        table.add_column(name, justify="right" if name in {"tensors", "size", "checked"} else "left", overflow="fold")
+    for load in value.loads:
+        figures = (str(load.objects), binary(load.bytes), str(load.checked))
+        table.add_row(load.kind, *figures, load.before, load.after, "moved" if load.moved else "as it lay")
+    lines = [f"passed over: {reason}" for reason in value.passed_over]
+    lines += [f"changed: {one.key}: {one.before!r} → {one.after!r} ({one.rule.reason})" for one in value.changes]
+    lines += [f"lost: {what}" for what in value.lost]
+    parts: list[Any] = [head, *([table] if value.loads else []), *([_text("\n".join(lines))] if lines else [])]
+    return Group(*parts)
+
+
+def _text(lines: str) -> Any:
+    from rich.text import Text
+
+    return Text(lines)
