@@ -110,7 +110,10 @@ class Worker:
         topology = self.mesh.topology
         model = assemble(self.config, spec, topology, self.device)
         model.initialise(self.config.run.seed)
-        log = TrainLog(self.attempt.path, spec, self.ledger, rank=self.rank, world=self.world, device=self.device)
+        log = TrainLog(
+            self.attempt.path, spec, self.ledger,
+            rank=self.rank, world=self.world, device=self.device, traffic=model.traffic,
+        )  # fmt: skip
         return Trainer(
             self.config, spec, model, DenseOptimizer(model.dense, self.config.optim.dense),
             self._saver(topology), log, self.ledger, _flops(self.config, spec), self._enter, self._wishes,

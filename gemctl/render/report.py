@@ -43,7 +43,7 @@ def diff(value: Diff) -> Any:
 def sections(value: Report) -> list[Section]:
     """All that is shown of a report."""
     found = [_identity(value), _quality(value), _throughput(value), _waterfall(value), _first_step(value)]
-    found += [_attempts(value), _checkpoints(value), _memory(value)]
+    found += [_attempts(value), _checkpoints(value), _memory(value), _traffic(value)]
     if value.notes:
         found.append(Section("Notes", [""], [[note] for note in value.notes]))
     return [section for section in found if section.rows]
@@ -148,6 +148,22 @@ def _memory(value: Report) -> Section:
         ["grown / planned", number(own / m.planned, 2) if own is not None and m.planned else DASH],
     ]
     return Section("Memory of the rank that has most", ["", ""], rows)
+
+
+def _traffic(value: Report) -> Section:
+    rows = [
+        [
+            t.axis, t.collective, number(t.calls, 1), binary(round(t.bytes)),
+            DASH if t.planned_calls is None else str(t.planned_calls), binary(t.planned_bytes),
+        ]
+        for t in value.traffic
+    ]  # fmt: skip
+    columns = ["axis", "collective", "calls", "sent", "planned calls", "planned"]
+    note = (
+        "Of one rank in a step of the last attempt, by ring counts. Counted: means over ranks and steps. Planned: the "
+        "rank with most rows, at the data's mean lengths."
+    )
+    return Section("Traffic", columns, rows, note)
 
 
 QUALITY = (("ne", "NE", number), ("auc", "AUC", number), ("best_ne", "best possible NE", number),

@@ -18,6 +18,7 @@ from gemctl.run.directory import RunDir
 from gemctl.run.files import read_json
 from gemctl.run.journal import LAUNCH, STARTUP, Journal, Line, read_journals
 from gemctl.run.manifest import checkpoints, verify
+from gemctl.run.traffic import TrafficReport, traffic
 
 
 @dataclass
@@ -91,6 +92,7 @@ class Report:
     checkpoints: list[CheckpointReport]
     attempts: list[AttemptReport]
     memory: Memory
+    traffic: list[TrafficReport]  # of the last attempt
     unknown_ids: dict[str, int]
     skipped: int
     notes: list[str]
@@ -125,6 +127,7 @@ def build(run: RunDir) -> Report:
         checkpoints=_checkpoints(run),
         attempts=attempts,
         memory=_memory(journals[-1]),
+        traffic=traffic(journals[-1]),
         unknown_ids=_unknown_ids(train),
         skipped=sum(line["skipped"] for line in train),
         notes=[],

@@ -6,12 +6,13 @@
     log.evaluated(step, metrics.compute(), seconds)           # after an evaluation
     log.finish(step); log.close()
 
-`flush` joins everything the ranks have to say (sums of the metrics, counters, each rank's ledger) in one all-reduce;
-rank 0 writes. Lines end up in their files whole, so a reader may follow them while the run goes on.
+`flush` joins everything the ranks have to say (sums of the metrics, counters, traffic, each rank's ledger) in one
+all-reduce; rank 0 writes. Lines end up in their files whole, so a reader may follow them while the run goes on.
 """
 
 import math
 import time
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gemctl.data.batch import Batch
+from gemctl.parallel.traffic import AXES, COLLECTIVES, TrafficCounter
 from gemctl.run.files import JsonLog
 from gemctl.specs.data import FeatureSpec
 from gemctl.train.ledger import PARTS, Ledger, peak_rss
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 _ROW = (*PARTS, "unaccounted", "wall", "peak_rss", "start_rss")
+_SENT = tuple(product(AXES, COLLECTIVES))
 # Seconds of these are not part of the time that throughput and MFU are about.
 _NOT_TRAINING = ("import", "process_group", "build", "load", "first_batch", "first_step", "peak", "eval")
 
@@ -56,9 +59,10 @@ class TrainLog:
         peak: float | None = None,
         group: dist.ProcessGroup | None = None,
         device: torch.device | str = "cpu",
+        traffic: TrafficCounter | None = None,
     ) -> None:
         """`peak`: FLOP/s of this rank (`gemctl.train.peak`); set `log.peak` later if it is measured later."""
-        self.peak = peak
+        self.peak, self._traffic = peak, traffic
         self._ledger, self._rank, self._world, self._group = ledger, rank, world, group
         self._tables = [table.name for table in spec.tables]
         self._metrics = TaskMetrics([label.name for label in spec.labels], device, auc=False)
@@ -91,13 +95,13 @@ class TrainLog:
 
     def flush(self, step: int, *, lr: float, grad_norm: float | None) -> dict[str, Any] | None:
         """Writes the interval that ends with `step` completed steps; rank 0 returns the line of metrics.jsonl."""
-        matrix, counters = self._gather()
+        matrix, counters, traffic = self._gather()
         line = None
         if self._rank == 0:
             now = time.time()
             line = self._metrics_line(step, now, matrix, counters) | {"lr": lr, "grad_norm": grad_norm}
             self._files["metrics"].write(_finite(line))
-            self._files["ledger"].write(self._ledger_line(step, now, matrix))
+            self._files["ledger"].write(self._ledger_line(step, now, matrix) | {"traffic": traffic})
             self._to_tensorboard(step, line)
         self._metrics.reset()
         self._counters.zero_()
@@ -106,25 +110,30 @@ class TrainLog:
 
     def finish(self, step: int) -> None:
         """Writes where the seconds after the last `flush` went (the last evaluation and save), just before the end."""
-        matrix, _ = self._gather()
+        matrix, _, _ = self._gather()
         if self._rank == 0:
             self._files["ledger"].write(self._ledger_line(step, time.time(), matrix))
 
-    def _gather(self) -> tuple[Tensor, Tensor]:
-        """[world, columns] with every rank's row, and the summed counters; the metrics are summed in place."""
+    def _gather(self) -> tuple[Tensor, Tensor, dict[str, Any]]:
+        """[world, columns] with every rank's row, the summed counters, and the traffic of a rank on average; the
+        metrics are summed in place."""
         seconds = self._ledger.take()
         memory = {"peak_rss": float(peak_rss()), "start_rss": float(self._ledger.start_rss)}
         row = torch.zeros(self._world, len(_ROW), dtype=torch.float64)
         row[self._rank] = torch.tensor([(seconds | memory)[name] for name in _ROW], dtype=torch.float64)
         self._counters[-1] = self.peak or 0.0
         device = self._metrics.flat.device
-        parts = [self._metrics.flat, self._counters.to(device), row.flatten().to(device)]
+        counts, steps = self._traffic.take() if self._traffic else ({}, 0)
+        sent = torch.tensor([counts.get(key, (0, 0)) for key in _SENT], dtype=torch.float64)
+        parts = [self._metrics.flat, self._counters.to(device), row.flatten().to(device), sent.flatten().to(device)]
         joined = torch.cat(parts)
         if self._world > 1:
             dist.all_reduce(joined, group=self._group)
-        sums, counters, matrix = joined.split([part.numel() for part in parts])
+        sums, counters, matrix, sent = joined.cpu().split([part.numel() for part in parts])
         self._metrics.flat.copy_(sums)
-        return matrix.view_as(row).cpu(), counters.cpu()
+        means = zip(_SENT, (sent.view(-1, 2) / self._world).tolist(), strict=True)
+        traffic = {"steps": steps, "sent": [[*key, *values] for key, values in means if values[0]]}
+        return matrix.view_as(row), counters, traffic
 
     def _metrics_line(self, step: int, now: float, matrix: Tensor, counters: Tensor) -> dict[str, Any]:
         columns = dict(zip(_ROW, matrix.mean(0).tolist(), strict=True))
