@@ -12,7 +12,20 @@ from gemctl.specs.limits import FORBID, NonNegative, Positive, PositiveFloat
 from gemctl.specs.model import ModelConfig
 
 Degree = Positive | Literal["auto"]
-TableSharding = Literal["row_wise", "table_wise"]
+PER_COLUMN = "keeps one AdaGrad state per shard of columns, which changes the result and cannot be loaded elsewhere"
+TableSharding = Annotated[
+    Literal["row_wise", "table_wise", "table_row_wise"],
+    Field(
+        json_schema_extra={
+            "refused": {
+                "column_wise": f"it {PER_COLUMN}; nearest: table_wise",
+                "table_column_wise": f"it {PER_COLUMN}; nearest: table_wise",
+                "grid_shard": f"it {PER_COLUMN}; nearest: table_row_wise",
+                "data_parallel": "it has no fused optimizer; nearest: table_wise, and mp_replicate for replicas",
+            }
+        }
+    ),
+]
 MOST_NODES, MOST_RANKS_PER_NODE = 16_384, 64  # a million ranks: more than any machine, and planned in seconds
 
 
@@ -170,6 +183,18 @@ class ClusterConfig:
 
 
 @dataclass
+class WarmStartConfig:
+    """What a run takes over from another run's checkpoint when it starts, by name, where the shapes agree."""
+
+    __pydantic_config__ = FORBID
+    source: Annotated[str, Field(min_length=1, description="path of a checkpoint, RUN (its newest) or RUN:step")]
+    include: Annotated[list[str], Field(description="patterns of the names of tensors that are taken (* matches all)")] = (
+        field(default_factory=lambda: ["dense.*", "tables.*"])
+    )
+    exclude: Annotated[list[str], Field(description="patterns of those that are not")] = field(default_factory=list)
+
+
+@dataclass
 class CheckpointConfig:
     """When the state is saved and how many checkpoints are kept."""
 
@@ -180,6 +205,9 @@ class CheckpointConfig:
     tolerate: Annotated[
         NonNegative, Field(description="failed saves in a row that training goes on without; never the last one")
     ] = 1
+    warm_start: Annotated[
+        WarmStartConfig | None, Field(description="another run's checkpoint to begin with; null: initial values")
+    ] = None
 
 
 @dataclass

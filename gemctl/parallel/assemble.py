@@ -17,8 +17,9 @@ from gemctl.model.gem import DenseModel, GemModel
 from gemctl.model.init import InitRule, init_rules
 from gemctl.parallel.dense import initialise_dense, shard_dense
 from gemctl.parallel.experts import EpGroup
-from gemctl.parallel.tables import ShardedTables, TablePlacement
+from gemctl.parallel.tables import ShardedTables
 from gemctl.parallel.traffic import TrafficCounter
+from gemctl.plan.tables import place
 from gemctl.specs.data import FeatureSpec
 
 
@@ -62,14 +63,10 @@ class ShardedModel:
             return self.logits(batch, self.tables(batch, stride).leaves)
 
 
-def assemble(
-    config: Config,
-    spec: FeatureSpec,
-    topology: Topology,
-    placements: Mapping[str, TablePlacement],
-    device: torch.device,
-) -> ShardedModel:
-    """Builds and shards the model over the default process group; its values are not set yet. Collective."""
+def assemble(config: Config, spec: FeatureSpec, topology: Topology, device: torch.device) -> ShardedModel:
+    """Builds and shards the model over the default process group, as `topology` and the plan of its tables say; its
+    values are not set yet. Collective.
+    """
     with torch.device("meta"):
         model = GemModel(config.model, spec)
     rules = init_rules(model)
@@ -77,6 +74,7 @@ def assemble(
     if group is None:
         raise RuntimeError("assemble needs an initialised process group")
     mesh, experts = shard_dense(model.dense, topology, config.precision, device)
+    placements = place(spec, config, topology)
     tables = ShardedTables(model.tables, spec, placements, config.optim.tables, topology, device)
     traffic = TrafficCounter(_axes([mesh, *([experts.mesh] if experts else [])], group))
     return ShardedModel(model.dense, tables, rules, topology, group, device, experts, traffic)

@@ -13,42 +13,24 @@ each updates with its own rows alone and weights and optimizer state are average
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.remote_device import _remote_device
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from torchrec.distributed.sharding_plan import (
-    construct_module_sharding_plan,
-    row_wise,
-    table_row_wise,
-    table_wise,
-)
-from torchrec.distributed.types import ShardingEnv, ShardingEnv2D
 
 from gemctl.config.schema import TablesOptimConfig
 from gemctl.data.batch import Batch
-from gemctl.mesh.axes import Axis
 from gemctl.mesh.topology import Topology
 from gemctl.model.embeddings import Embedded, Tables, gather, kjt_inputs
 from gemctl.model.init import InitRule
 from gemctl.parallel.init import Slice, fill
+from gemctl.parallel.table_layout import TableLayout
+from gemctl.plan.tables import ANCHOR, TablePlan
 from gemctl.specs.data import FeatureSpec
-
-
-class TablePlacement(Protocol):
-    """What the plan says of one table."""
-
-    @property
-    def sharding(self) -> str: ...
-
-    @property
-    def rank(self) -> int | None: ...
 
 
 @dataclass(frozen=True)
@@ -66,7 +48,7 @@ class ShardedTables(nn.Module):
         self,
         tables: Tables,
         spec: FeatureSpec,
-        placements: Mapping[str, TablePlacement],
+        placements: Mapping[str, TablePlan],
         optim: TablesOptimConfig,
         topology: Topology,
         device: torch.device,
@@ -85,19 +67,19 @@ class ShardedTables(nn.Module):
         self._lr = optim.lr / self._gradient_scale
         kind = EmbOptimType.EXACT_ROWWISE_ADAGRAD if adagrad else EmbOptimType.EXACT_SGD
         fused = {"optimizer": kind, "learning_rate": self._lr, "eps": optim.eps}
-        layout = _Layout.make(topology, placements, device)
+        self._layout = TableLayout.make(topology, placements, device)
         bags, sequences = tables.pooled, tables.sequence
-        self.pooled = bags and layout.shard(bags, EmbeddingBagCollectionSharder(fused_params=fused))
-        self.sequence = sequences and layout.shard(sequences, EmbeddingCollectionSharder(fused_params=fused))
-        self._replica_group = layout.replica_group
+        self.pooled: Any = bags and self._layout.shard(bags, EmbeddingBagCollectionSharder(fused_params=fused))
+        self.sequence: Any = sequences and self._layout.shard(sequences, EmbeddingCollectionSharder(fused_params=fused))
+        self._replica_group = self._layout.replica_group
         self._storages = _storages(self.state().values()) if self._replicas > 1 else []
 
     def forward(self, batch: Batch, stride: int) -> LookedUp:
         """Looks up `batch`. `stride`: rows that every rank pads to, max(1, ⌈G/world⌉). Collective over mp_shard."""
         pooled, sequence = kjt_inputs(batch, self.spec, stride)
         # Both lookups are started before either is waited for.
-        pooled_out = self.pooled(pooled) if self.pooled is not None else None
-        sequence_out = self.sequence(sequence) if self.sequence is not None else None
+        pooled_out = self.pooled(self._layout.add_anchors(pooled, "pooled")) if pooled is not None else None
+        sequence_out = self.sequence(self._layout.add_anchors(sequence, "sequence")) if sequence is not None else None
         outputs = gather(batch, self.spec, pooled_out, sequence_out)
         return LookedUp(outputs, outputs.detached() if torch.is_grad_enabled() else outputs)
 
@@ -164,7 +146,7 @@ class ShardedTables(nn.Module):
             for parameter, slots in module.fused_optimizer.state_dict()["state"].items():
                 for slot, value in slots.items():
                     state[f"optim.{prefix}.{parameter}.{slot.rsplit('.', 1)[-1]}"] = value
-        return state
+        return {key: value for key, value in state.items() if ANCHOR not in key}
 
     def _modules_present(self) -> list[Any]:
         return [module for module in (self.pooled, self.sequence) if module is not None]
@@ -186,71 +168,3 @@ def _storages(values: Iterable[Tensor]) -> list[Tensor]:
         if storage.data_ptr() not in found:
             found[storage.data_ptr()] = torch.empty(0, dtype=part.dtype, device=part.device).set_(storage)
     return list(found.values())
-
-
-@dataclass(frozen=True)
-class _Layout:
-    """Where the tables of one replica lie: TorchRec's environment, and this rank's group as global ranks."""
-
-    env: ShardingEnv
-    ranks: list[int]
-    host_ranks: int  # ranks of the group on one host
-    local_ranks: int  # ranks of the world on one host
-    placements: Mapping[str, TablePlacement]
-    device: torch.device
-    replica_group: dist.ProcessGroup | None
-
-    @staticmethod
-    def make(topology: Topology, placements: Mapping[str, TablePlacement], device: torch.device) -> "_Layout":
-        """One replica needs no second axis, unless a table lies on one host: TorchRec reads the ranks of a host from
-        the environment otherwise."""
-        by_host = any(placement.sharding == "table_row_wise" for placement in placements.values())
-        local = topology.ranks_per_node
-        host_ranks = min(local, topology.mp_shard)
-        world, here = dist.group.WORLD, dist.get_rank()
-        if topology.mp_replicate == 1 and not by_host:
-            env = ShardingEnv(topology.world_size, here, world, output_dtensor=True)
-            return _Layout(env, list(range(topology.world_size)), host_ranks, local, placements, device, None)
-        axes = (Axis.MP_REPLICATE.value, Axis.MP_SHARD.value)
-        mesh = init_device_mesh(device.type, (topology.mp_replicate, topology.mp_shard), mesh_dim_names=axes)
-        replicas = mesh.get_group(axes[0])
-        env = ShardingEnv2D(
-            mesh.get_group(axes[1]), replicas, world, mesh, node_group_size=host_ranks,
-            use_inter_host_allreduce=True,  # TorchRec's word for groups of neighbouring ranks
-        )  # fmt: skip
-        ranks = dist.get_process_group_ranks(env.sharding_pg)
-        return _Layout(env, ranks, host_ranks, local, placements, device, replicas)
-
-    def shard(self, module: nn.Module, sharder: Any) -> Any:
-        """The sharded module."""
-        configs = (
-            module.embedding_bag_configs() if hasattr(module, "embedding_bag_configs") else module.embedding_configs()  # type: ignore[operator]
-        )
-        plan = construct_module_sharding_plan(
-            module,
-            {table.name: self._generator(self.placements[table.name]) for table in configs},
-            sharder=sharder,
-            local_size=self.host_ranks,
-            world_size=self.env.world_size,
-            device_type=self.device.type,
-        )
-        for parameter in plan.values():
-            self._to_global_ranks(parameter)
-        return sharder.shard(module, plan, self.env, self.device)
-
-    def _generator(self, placement: TablePlacement) -> Any:
-        if placement.sharding == "row_wise":
-            return row_wise(compute_kernel="fused")
-        assert placement.rank is not None
-        if placement.sharding == "table_row_wise":
-            return table_row_wise(host_index=placement.rank // self.host_ranks)
-        return table_wise(rank=placement.rank, compute_kernel="fused")
-
-    def _to_global_ranks(self, parameter: Any) -> None:
-        """Plans name ranks of the group; TorchRec's sharded tensors want those of the world."""
-        parameter.compute_kernel = "fused"  # table_row_wise takes no kernel, and chooses another on CPU
-        parameter.ranks = [self.ranks[rank] for rank in parameter.ranks]
-        for shard in parameter.sharding_spec.shards:
-            rank = self.ranks[shard.placement.rank()]
-            device = "cpu" if self.device.type == "cpu" else f"{self.device.type}:{rank % self.local_ranks}"
-            shard.placement = _remote_device(f"rank:{rank}/{device}")

@@ -23,7 +23,7 @@ from gemctl.plan.data_facts import DataFacts, data_facts
 from gemctl.plan.dense import Unit, units
 from gemctl.plan.fit import Fit, Memory, cluster_memory, explain, judge, nearest_change, needs
 from gemctl.plan.memory import Inputs, MemoryObject, memory_objects
-from gemctl.plan.tables import TablePlan, place
+from gemctl.plan.tables import Replication, TablePlan, place, replication
 from gemctl.plan.traffic import Traffic, traffic
 from gemctl.specs.count import dense_parameters, step_flops
 from gemctl.specs.data import FeatureSpec
@@ -58,6 +58,7 @@ class Plan:
     name: str
     topology: Topology
     tables: dict[str, TablePlan]
+    replication: Replication
     units: list[UnitPlan]
     objects: list[MemoryObject]
     classes: RankClasses
@@ -96,6 +97,7 @@ def build(config: Config, spec: FeatureSpec, host: Host | None = None) -> Plan:
         "name": config.run.name,
         "topology": given.topology,
         "tables": dict(given.tables),
+        "replication": replication(given.tables, given.topology),
         "units": [_unit(unit) for unit in given.units],
         "objects": objects,
         "classes": classes,
@@ -127,7 +129,7 @@ def to_json(plan: Plan) -> str:
 
 def _inputs(config: Config, spec: FeatureSpec, facts: DataFacts) -> Inputs:
     topology = resolve(config.topology, config.launcher)
-    tables = place(spec, config.model.dim, config.topology, topology.mp_shard)
+    tables = place(spec, config, topology)
     given = Inputs(config, spec, topology, units(dense_parameters(config.model, spec), topology), tables, facts)
     parameters = sum(unit.parameters for unit in given.units)
     largest = max((table.weight_bytes for table in tables.values()), default=0)
@@ -155,7 +157,7 @@ def _compute(given: Inputs) -> Compute:
 
 
 def _plan_only(topology: Topology) -> list[str]:
-    axes = {"ep": topology.ep, "mp_replicate": topology.mp_replicate}
+    axes = {"ep": topology.ep}
     return [
         f"topology.{axis} is {degree}: plan only, train runs {axis}=1 so far"
         for axis, degree in axes.items()

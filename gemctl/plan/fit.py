@@ -124,6 +124,10 @@ def _changes(config: Config) -> Iterator[tuple[str, Config]]:
         for replicas in reversed(divisors(topology.dp_replicate)[:-1]):
             text = f"topology.dp_replicate={replicas} topology.dp_shard=auto"
             yield text, _with(config, "topology", dp_replicate=replicas, dp_shard="auto")
+    if topology.mp_replicate != "auto":
+        for replicas in reversed(divisors(topology.mp_replicate)[:-1]):
+            text = f"topology.mp_replicate={replicas} topology.mp_shard=auto"
+            yield text, _with(config, "topology", mp_replicate=replicas, mp_shard="auto")
     for window in _halves(config.data.window):
         yield f"data.window={window}", _with(config, "data", window=window)
     wider_by = (2, 4, 8, 16, 32, 64, 128)

@@ -19,7 +19,7 @@ from gemctl.mesh.topology import Topology
 from gemctl.plan.activations import activation_floats
 from gemctl.plan.data_facts import DataFacts
 from gemctl.plan.dense import Unit
-from gemctl.plan.tables import FLOAT, TablePlan
+from gemctl.plan.tables import FLOAT, TablePlan, anchors, state_floats
 from gemctl.specs.data import FeatureSpec
 
 MIB = 1 << 20
@@ -106,7 +106,8 @@ class Inputs:
 def memory_objects(given: Inputs) -> list[MemoryObject]:
     """Every object, sharded ones first."""
     sharded = [*_dense(given), *_tables(given)]
-    return [*sharded, *_working(given), _staging(sharded), *_data(given), _reserve(given)]
+    staging = _staging(sharded, given.topology.mp_replicate)
+    return [*sharded, *_working(given), staging, *_data(given), _reserve(given)]
 
 
 def _same(name: str, size: float, formula: str, place: str = DEVICE, estimate: bool = False) -> MemoryObject:
@@ -146,14 +147,15 @@ def _tables(given: Inputs) -> list[MemoryObject]:
     shards, axis = given.topology.mp_shard, Axis.MP_SHARD.value
     rows = np.zeros(shards, np.int64)
     floats = np.zeros(shards, np.int64)
-    for table in given.tables.values():
+    for table in [*given.tables.values(), *anchors(given.tables.values())]:
         held = table.rows_by_shard(shards)
         rows += held
         floats += held * table.dim
-    return [
-        MemoryObject("tables", DEVICE, axis, run_lengths(floats * FLOAT), "Σ rows of the shard · dim · 4"),
-        MemoryObject("tables' AdaGrad state", DEVICE, axis, run_lengths(rows * FLOAT), "Σ rows of the shard · 4"),
-    ]
+    objects = [MemoryObject("tables", DEVICE, axis, run_lengths(floats * FLOAT), "Σ rows of the shard · dim · 4")]
+    if slots := state_floats(given.config):
+        size = run_lengths(rows * slots * FLOAT)
+        objects.append(MemoryObject("tables' AdaGrad state", DEVICE, axis, size, "Σ rows of the shard · 4"))
+    return objects
 
 
 def _working(given: Inputs) -> list[MemoryObject]:
@@ -192,11 +194,14 @@ def _buffers(given: Inputs) -> float:
     return max(dense, (_embedded_floats(given) + partial) * FLOAT)
 
 
-def _staging(sharded: list[MemoryObject]) -> MemoryObject:
-    """The stager's cached copy of what a checkpoint holds; its total varies along both sides, so its largest counts."""
-    names = {"dense weights", "AdamW state", "tables", "tables' AdaGrad state"}
-    size = sum(item.largest for item in sharded if item.name in names)
-    return _same("checkpoint staging", size, "one copy of weights and optimizer state", HOST)
+def _staging(sharded: list[MemoryObject], replicas: int) -> MemoryObject:
+    """The stager's cached copy of what a rank writes to a checkpoint: all that it holds of the dense part, and of the
+    tables its share of the shard that `replicas` ranks hold. The total varies along both sides, so its largest counts.
+    """
+    dense, tables = {"dense weights", "AdamW state"}, {"tables", "tables' AdaGrad state"}
+    size = sum(item.largest for item in sharded if item.name in dense)
+    size += sum(-(-item.largest // replicas) for item in sharded if item.name in tables)
+    return _same("checkpoint staging", size, "one copy of weights and optimizer state (tables: / mp_replicate)", HOST)
 
 
 def _data(given: Inputs) -> list[MemoryObject]:

@@ -1,57 +1,67 @@
-"""Where the rows of every embedding table lie, as TorchRec will put them.
+"""Where the rows of every embedding table lie inside one replica of the tables, as TorchRec will put them.
 
-Row-wise: shard s of n holds rows [s·b, (s+1)·b) with b = ⌈rows/n⌉ (TorchRec's rule: the last shard may be short).
-Table-wise: whole on one rank, largest tables first on the rank with the fewest bytes, so the placement is the same on
-every machine. FBGEMM's row-wise AdaGrad fails in backward where a shard has no row, so a table that is too small to
-give every rank one is placed table-wise, and the plan says so; asking for it row-wise by name is refused.
+- row_wise: shard s of n holds rows [s·b, (s+1)·b) with b = ⌈rows/n⌉ (TorchRec's rule: the last shards may be short or
+  empty).
+- table_row_wise: the same over the ranks of one host of the group; for tables that are looked up pooled.
+- table_wise: whole on one rank.
+
+Tables of the last two kinds go, largest first, to the host or rank with the fewest bytes, so the placement is the same
+on every machine. A row lies whole on one rank in all three, as row-wise AdaGrad keeps one number a row: other kinds
+would change the result with the layout (the schema of `topology.tables` says how).
 
     gemctl plan experiment=main topology.tables.users=table_wise
 """
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gemctl.config.nearest import did_you_mean
-from gemctl.config.schema import TopologyConfig
+from gemctl.config.schema import Config
 from gemctl.errors import InputError
+from gemctl.mesh.topology import Topology
 from gemctl.specs.data import FeatureSpec
 
 FLOAT = 4  # FBGEMM's tables and their optimizer state are fp32
+ANCHOR = "anchor/"  # begins the name of a table that `anchors` adds; a spec's names have no "/"
 
 
 @dataclass(frozen=True)
 class TablePlan:
-    """One table: `rank` is the shard index in 0 … mp_shard−1 of a table-wise one, None for row-wise."""
+    """One table: shards 0 … ranks−1 lie on ranks first_rank … of a group of mp_shard ranks.
+
+    A row-wise table is cut over all of the group, a table-row-wise one over the ranks of one host, a table-wise one
+    (ranks = 1) not at all.
+    """
 
     name: str
     rows: int
     dim: int
     lookup: str  # "pooled" or "sequence"
-    sharding: str  # "row_wise" or "table_wise"
-    rank: int | None
+    sharding: str  # "row_wise", "table_row_wise" or "table_wise"
+    first_rank: int
+    ranks: int
     shard_rows: int  # rows of a full shard
     weight_bytes: int
     state_bytes: int
-    note: str = ""  # why the sharding is not the one that topology.table_sharding says
 
     def rows_by_shard(self, shards: int) -> NDArray[np.int64]:
         """int64 [shards]: rows that each rank of a table group holds."""
-        if self.sharding == "table_wise":
-            return np.where(np.arange(shards) == self.rank, self.rows, 0)
-        return blocks(self.rows, shards)
+        held = np.zeros(shards, np.int64)
+        held[self.first_rank : self.first_rank + self.ranks] = blocks(self.rows, self.ranks)
+        return held
 
 
 def row_block(rows: int, shards: int) -> int:
-    """Rows of a full row-wise shard."""
+    """Rows of a full shard."""
     return -(-rows // shards)
 
 
 def blocks(rows: int, shards: int) -> NDArray[np.int64]:
-    """int64 [shards]: rows of each row-wise shard: full ones, perhaps a short one, empty ones."""
+    """int64 [shards]: rows of each shard: full ones, perhaps a short one, empty ones."""
     block = row_block(rows, shards)
     full, rest = divmod(rows, block)
     held = np.zeros(shards, np.int64)
@@ -61,66 +71,139 @@ def blocks(rows: int, shards: int) -> NDArray[np.int64]:
 
 
 def fills(rows: int, shards: int) -> bool:
-    """True if row-wise every shard has a row."""
+    """True if every shard has a row."""
     return (shards - 1) * row_block(rows, shards) < rows
 
 
-def place(spec: FeatureSpec, dim: int, topology: TopologyConfig, shards: int) -> dict[str, TablePlan]:
+def ranks_of_host(topology: Topology) -> int:
+    """Ranks of a table group on one host; groups are runs of neighbouring ranks."""
+    return min(topology.ranks_per_node, topology.mp_shard)
+
+
+def place(spec: FeatureSpec, config: Config, topology: Topology) -> dict[str, TablePlan]:
     """The plan of every table, in the spec's order. Raises InputError for what topology.tables cannot mean."""
-    rows = {table.name: table.rows for table in spec.tables}
-    _check_named(spec, rows, topology, shards)
-    kinds: dict[str, str] = {name: topology.tables.get(name, topology.table_sharding) for name in rows}
-    notes = {}
-    for name, count in rows.items():
-        if kinds[name] == "row_wise" and not fills(count, shards):
-            kinds[name] = "table_wise"
-            notes[name] = f"{count} rows in blocks of {row_block(count, shards)} do not reach {shards} ranks"
-    load = _row_wise_load([rows[name] for name, kind in kinds.items() if kind == "row_wise"], dim, shards)
-    whole = [(name, table_bytes(rows[name], dim)) for name, kind in kinds.items() if kind == "table_wise"]
-    homes = _pack(whole, load)
+    kinds: dict[str, str] = {table.name: config.topology.table_sharding for table in spec.tables}
+    kinds |= {name: kind for name, kind in config.topology.tables.items() if name in kinds}
+    if problems := [*_unknown(spec, config), *_not_on_one_host(spec, config, topology, kinds)]:
+        raise InputError(problems)
+    dim, slots = config.model.dim, state_floats(config)
+    shards, host = topology.mp_shard, ranks_of_host(topology)
+    sizes = {table.name: table.rows for table in spec.tables}
+    row_bytes = (dim + slots) * FLOAT
+    spread = {"row_wise": shards, "table_row_wise": host, "table_wise": 1}
+
+    load, homes = np.zeros(shards, np.int64), dict.fromkeys(kinds, 0)
+    for name in _of_kind(kinds, "row_wise"):
+        load += blocks(sizes[name], shards) * row_bytes
+    for kind in ("table_row_wise", "table_wise"):
+        ranks = spread[kind]
+        named = _of_kind(kinds, kind)
+        loads = load.reshape(-1, ranks).sum(1) if named else load
+        for name, home in _pack([(name, sizes[name] * row_bytes) for name in named], loads).items():
+            homes[name] = home * ranks
+            load[home * ranks : (home + 1) * ranks] += blocks(sizes[name], ranks) * row_bytes
     unpooled = set(spec.sequence_tables())
     return {
         name: TablePlan(
             name,
-            rows[name],
+            sizes[name],
             dim,
             "sequence" if name in unpooled else "pooled",
             kind,
-            homes.get(name),
-            rows[name] if kind == "table_wise" else row_block(rows[name], shards),
-            rows[name] * dim * FLOAT,
-            rows[name] * FLOAT,
-            notes.get(name, ""),
+            homes[name],
+            spread[kind],
+            row_block(sizes[name], spread[kind]),
+            sizes[name] * dim * FLOAT,
+            sizes[name] * slots * FLOAT,
         )
         for name, kind in kinds.items()
     }
 
 
-def table_bytes(rows: int, dim: int) -> int:
-    """Weights and the row-wise AdaGrad state (one number a row)."""
-    return rows * (dim + 1) * FLOAT
+def state_floats(config: Config) -> int:
+    """Numbers that the tables' optimizer keeps for a row."""
+    return 1 if config.optim.tables.kind == "rowwise_adagrad" else 0
 
 
-def _check_named(spec: FeatureSpec, rows: dict[str, int], topology: TopologyConfig, shards: int) -> None:
-    problems = []
-    for name, kind in topology.tables.items():
-        if name not in rows:
-            near = did_you_mean(name, list(rows))
-            problems.append(f"topology.tables.{name}: {spec.name} has no such table ({', '.join(rows)}){near}")
-        elif kind == "row_wise" and not fills(rows[name], shards):
-            problems.append(
-                f"topology.tables.{name}=row_wise: {rows[name]} rows in blocks of {row_block(rows[name], shards)} "
-                f"do not reach all {shards} ranks of mp_shard: use table_wise"
-            )
-    if problems:
-        raise InputError(problems)
+def anchors(tables: Iterable[TablePlan]) -> list[TablePlan]:
+    """Tables of one row a rank that nothing looks up, to be put last where a table leaves ranks without rows.
+
+    FBGEMM's CPU backward fails on a rank whose last table of a kind has no rows. One for each lookup and sharding
+    kind, and for each host of a table-row-wise one.
+    """
+    found = {}
+    for table in tables:
+        place = (table.lookup, table.sharding, table.first_rank)
+        if not fills(table.rows, table.ranks):
+            name = f"{ANCHOR}{table.sharding}{table.first_rank}"
+            state = table.state_bytes // table.rows * table.ranks
+            weights = table.ranks * table.dim * FLOAT
+            found[place] = TablePlan(
+                name, table.ranks, table.dim, table.lookup, table.sharding, table.first_rank, table.ranks, 1,
+                weights, state,
+            )  # fmt: skip
+    return list(found.values())
 
 
-def _row_wise_load(rows: Iterable[int], dim: int, shards: int) -> NDArray[np.int64]:
-    load = np.zeros(shards, np.int64)
-    for count in rows:
-        load += blocks(count, shards) * ((dim + 1) * FLOAT)
-    return load
+@dataclass(frozen=True)
+class Replication:
+    """What replicas of the tables cost. Bytes: weights and optimizer state."""
+
+    replicas: int
+    replica_bytes: int  # of one replica, over its group of ranks
+    added_bytes: int  # on a rank on average, above one replica over the whole world: S·(M−1)/T
+    imbalance: float  # the fullest rank's bytes by the mean's
+
+
+def replication(tables: Mapping[str, TablePlan], topology: Topology) -> Replication:
+    """The figures of a plan's tables."""
+    held = np.zeros(topology.mp_shard, np.int64)
+    for table in tables.values():
+        held += table.rows_by_shard(topology.mp_shard) * ((table.weight_bytes + table.state_bytes) // table.rows)
+    size, replicas = int(held.sum()), topology.mp_replicate
+    added = size * (replicas - 1) // topology.world_size
+    return Replication(replicas, size, added, float(held.max() / held.mean()) if size else 1.0)
+
+
+def _unknown(spec: FeatureSpec, config: Config) -> list[str]:
+    names = [table.name for table in spec.tables]
+    return [
+        f"topology.tables.{name}: {spec.name} has no such table ({', '.join(names)}){did_you_mean(name, names)}"
+        for name in config.topology.tables
+        if name not in names
+    ]
+
+
+def _not_on_one_host(spec: FeatureSpec, config: Config, topology: Topology, kinds: Mapping[str, str]) -> list[str]:
+    """Why tables cannot be cut over the ranks of one host."""
+    wanted = _of_kind(kinds, "table_row_wise")
+    unpooled = set(spec.sequence_tables())
+    problems = [
+        f"{_key(name, config)}=table_row_wise: events look {name} up unpooled, and TorchRec cuts only pooled tables "
+        f"over one host: topology.tables.{name}=row_wise"
+        for name in wanted
+        if name in unpooled
+    ]
+    if wanted and topology.mp_shard % ranks_of_host(topology):
+        problems.append(
+            f"table_row_wise ({', '.join(wanted)}): a table group of topology.mp_shard = {topology.mp_shard} ranks "
+            f"does not fill hosts of {topology.ranks_per_node}: use row_wise, or a multiple of "
+            f"{topology.ranks_per_node} ranks"
+        )
+    elif wanted and topology.ranks_per_node % ranks_of_host(topology):
+        problems.append(
+            f"table_row_wise ({', '.join(wanted)}): table groups of topology.mp_shard = {topology.mp_shard} ranks "
+            f"cross the borders of hosts of {topology.ranks_per_node}: use row_wise"
+        )
+    return problems
+
+
+def _key(table: str, config: Config) -> str:
+    return f"topology.tables.{table}" if table in config.topology.tables else "topology.table_sharding"
+
+
+def _of_kind(kinds: Mapping[str, str], kind: str) -> list[str]:
+    return [name for name, found in kinds.items() if found == kind]
 
 
 def _pack(tables: list[tuple[str, int]], load: NDArray[np.int64]) -> dict[str, int]:

@@ -9,17 +9,19 @@ sends (n−1)/n of its rows. Axes of degree 1 send nothing and are left out. A t
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gemctl.cluster.tiers import Tier, tier_of
 from gemctl.mesh.axes import EXPERT_SHARD, Axis
 from gemctl.mesh.groups import groups
 from gemctl.plan.dense import ROOT, Unit
 from gemctl.plan.memory import Inputs
-from gemctl.plan.tables import FLOAT
+from gemctl.plan.tables import FLOAT, TablePlan, anchors, ranks_of_host, state_floats
 from gemctl.specs.model import WukongExpertsSpec
 
 INT = 8
 WORLD = "world"
+ON_HOST = "mp_shard on a host"
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,8 @@ def _tier(given: Inputs, axis: str) -> Tier:
     topology = given.topology
     if axis == WORLD:
         return tier_of(0, topology.world_size - 1, topology.ranks_per_node)
+    if axis == ON_HOST:
+        return tier_of(0, ranks_of_host(topology) - 1, topology.ranks_per_node)
     found = groups(topology)[axis]
     first, last, size = found[:, 0], found[:, -1], topology.ranks_per_node
     _, spans = np.unique(first // size * topology.world_size + last // size, return_index=True)  # one of each kind
@@ -109,30 +113,67 @@ def _exchanges(given: Inputs) -> list[Row]:
 
 
 def _tables(given: Inputs) -> list[Row]:
-    """TorchRec: per lookup kind and sharding kind one exchange of ids (3 calls) and one of outputs each way."""
-    shards = given.topology.mp_shard
+    """TorchRec: per lookup kind and sharding kind one exchange of ids (3 calls) and one of outputs each way, all
+    within a group of mp_shard ranks; then the average of the replicas.
+    """
     rows: list[Row] = []
-    if shards == 1:
-        return rows
-    share, axis = (shards - 1) / shards, Axis.MP_SHARD.value
     for lookup in ("pooled", "sequence"):
-        for sharding in ("row_wise", "table_wise"):
-            names = {t.name for t in given.tables.values() if (t.lookup, t.sharding) == (lookup, sharding)}
-            if not names:
-                continue
-            features, ids = _looked_up(given, names)
-            what, dim = f"{lookup} {sharding.replace('_', '-')}", given.config.model.dim
-            lengths = features * given.rows * INT * (shards - 1 if sharding == "row_wise" else share)
-            rows.append((axis, "all-to-all", f"ids, {what}", 3, lengths + ids * INT * share + 2 * INT * (shards - 1)))
-            if lookup == "pooled" and sharding == "row_wise":
-                size = (shards - 1) * given.rows * features * dim * FLOAT
-                rows.append((axis, "reduce-scatter", f"outputs, {what}", 1, size))
-                rows.append((axis, "all-gather", f"output gradients, {what}", 1, size))
-            else:
-                vectors = ids if lookup == "sequence" else given.rows * features
-                rows.append((axis, "all-to-all", f"outputs, {what}", 1, vectors * dim * FLOAT * share))
-                rows.append((axis, "all-to-all", f"output gradients, {what}", 1, vectors * dim * FLOAT * share))
+        for sharding in ("row_wise", "table_row_wise", "table_wise"):
+            tables = [t for t in given.tables.values() if (t.lookup, t.sharding) == (lookup, sharding)]
+            if tables and given.topology.mp_shard > 1:
+                rows += _exchange(given, lookup, sharding, tables)
+    if given.topology.mp_replicate > 1:
+        rows.append(_average(given))
     return rows
+
+
+def _exchange(given: Inputs, lookup: str, sharding: str, tables: list[TablePlan]) -> list[Row]:
+    shards, dim = given.topology.mp_shard, given.config.model.dim
+    share, axis = (shards - 1) / shards, Axis.MP_SHARD.value
+    features, ids = _looked_up(given, {table.name for table in tables})
+    features += len(anchors(tables))
+    what = f"{lookup} {sharding.replace('_', '-')}"
+    copies = max(table.ranks for table in tables)  # ranks that hear of one feature of one row
+    lengths = features * given.rows * INT * copies * share
+    rows: list[Row] = [
+        (axis, "all-to-all", f"ids, {what}", 3, lengths + ids * INT * share + 2 * INT * (shards - 1)),
+    ]
+    if lookup == "sequence" or sharding == "table_wise":
+        size = (ids if lookup == "sequence" else given.rows * features) * dim * FLOAT * share
+        return [*rows, *((axis, "all-to-all", f"{name}, {what}", 1, size) for name in ("outputs", "output gradients"))]
+    # Partial sums for the rows of the whole group are reduced over the ranks that share a table, then sent to their
+    # rows' ranks: with row-wise tables one group does both.
+    hosts = shards // copies
+    own = features / hosts * given.rows * dim * FLOAT  # for the rows of one rank, of the tables of one host
+    size = (copies - 1) * hosts * own
+    within = axis if sharding == "row_wise" else ON_HOST
+    rows += [(within, "reduce-scatter", f"outputs, {what}", 1, size),
+             (within, "all-gather", f"output gradients, {what}", 1, size)]  # fmt: skip
+    if sharding == "table_row_wise":
+        size = (hosts - 1) * own
+        rows += [(axis, "all-to-all", f"{name}, {what}", 1, size) for name in ("outputs", "output gradients")]
+    return rows
+
+
+def _average(given: Inputs) -> Row:
+    """The all-reduce of every fused kernel's weights and optimizer state; bytes on average over the steps."""
+    shards, replicas, every = given.topology.mp_shard, given.topology.mp_replicate, given.config.optim.tables.sync_every
+    slots = state_floats(given.config)
+    held = np.zeros(shards, np.int64)
+    kernels = np.zeros(shards, np.int64)
+    kinds: dict[tuple[str, str], NDArray[np.bool_]] = {}
+    for table in [*given.tables.values(), *anchors(given.tables.values())]:
+        rows = table.rows_by_shard(shards)
+        held += rows * (table.dim + slots) * FLOAT
+        kind = (table.lookup, table.sharding)
+        kinds[kind] = kinds.get(kind, False) | (rows > 0)
+    for present in kinds.values():
+        kernels += present
+    fullest = int(held.argmax())
+    when = "" if every == 1 else f", every {every} steps"
+    size = 2 * (replicas - 1) / replicas * int(held[fullest]) / every
+    messages = int(kernels[fullest]) * (1 + slots)
+    return Axis.MP_REPLICATE.value, "all-reduce", f"tables and their optimizer state{when}", messages, size
 
 
 def _looked_up(given: Inputs, tables: set[str]) -> tuple[int, float]:

@@ -18,8 +18,8 @@ from gemctl.plan.fit import USABLE
 from gemctl.plan.traffic import Traffic
 from gemctl.render.units import DASH, binary, count, si
 
-HOSTS, CLASSES, TABLES, NOTES = 4, 3, 12, 3
-"""Most hosts, rank classes, tables and notes on tables that are shown; how many more there are is said."""
+HOSTS, CLASSES, TABLES = 4, 3, 12
+"""Most hosts, rank classes and tables that are shown; how many more there are is said."""
 
 
 def plan(value: Plan) -> Group:
@@ -86,7 +86,10 @@ def _tables(value: Plan) -> Table:
     table = _table("tables", "name", "lookup", "sharding", "rows", "dim", "rows a rank", "weights", "state", left=3)
     largest = sorted(value.tables.values(), key=lambda item: (-item.weight_bytes, item.name))
     for item in largest[:TABLES]:
-        where = item.sharding.replace("_", "-") + (f" on {item.rank}" if item.rank is not None else "")
+        where = item.sharding.replace("_", "-")
+        if item.sharding != "row_wise":
+            last = item.first_rank + item.ranks - 1
+            where += f" on {item.first_rank}" + (f"–{last}" if item.ranks > 1 else "")
         sizes = (binary(item.weight_bytes), binary(item.state_bytes))
         table.add_row(item.name, item.lookup, where, count(item.rows), str(item.dim), count(item.shard_rows), *sizes)
     if len(largest) > TABLES:
@@ -129,9 +132,7 @@ def _traffic(value: Plan) -> Table:
 
 
 def _notes(value: Plan) -> Text:
-    lines = [f"table {table.name} is table-wise: {table.note}" for table in value.tables.values() if table.note]
-    if len(lines) > NOTES:
-        lines[NOTES:] = [f"… and {_plural(len(lines) - NOTES, 'table')} more for the same reason"]
+    lines = [_replication(value)] if value.tables else []
     lines += value.plan_only
     lengths = [f"{name} {mean:.1f}" for name, mean in value.data.mean_events.items()]
     lines.append(f"mean events: {', '.join(lengths) or DASH} ({value.data.source})")
@@ -144,6 +145,14 @@ def _notes(value: Plan) -> Text:
     if value.fit.message:
         lines.append(value.fit.message)
     return Text("\n".join(lines))
+
+
+def _replication(value: Plan) -> str:
+    found = value.replication
+    text = f"tables: {binary(found.replica_bytes)} with optimizer state"
+    if found.replicas > 1:
+        text += f" in each of {found.replicas} replicas, which adds {binary(found.added_bytes)} a rank"
+    return f"{text}; the fullest rank holds {found.imbalance:.2f} × the mean"
 
 
 def _plural(number: int, word: str, many: str = "") -> str:

@@ -71,7 +71,8 @@ def wrong(node: Node, value: Any) -> str:
     """What is said of a value that `node` does not take."""
     if isinstance(value, int) and value > INT64_MAX:
         return f"must be {describe(node)} below 2^63, not {value}"
-    return f"must be {describe(node)}, not {json.dumps(value, ensure_ascii=False)}"
+    reason = node.get("refused", {}).get(value) if isinstance(value, str) else None
+    return f"must be {describe(node)}, not {json.dumps(value, ensure_ascii=False)}" + (f": {reason}" if reason else "")
 
 
 def describe(node: Node) -> str:

@@ -31,7 +31,6 @@ from gemctl.data.loader import eval_batches, open_source
 from gemctl.errors import GemctlError, InputError
 from gemctl.mesh.topology import resolve
 from gemctl.parallel.assemble import ShardedModel, assemble
-from gemctl.plan.tables import place
 from gemctl.run.directory import RunDir
 from gemctl.run.files import create_json
 from gemctl.run.manifest import read
@@ -55,9 +54,9 @@ class Evaluator:
         cuda = config.cluster.device == "cuda" and torch.cuda.is_available()
         self.device = torch.device("cuda", 0) if cuda else torch.device("cpu")
         dist.init_process_group("nccl" if cuda else "gloo", store=dist.HashStore(), rank=0, world_size=1)
-        topology = resolve(TopologyConfig(world_size=1), LauncherConfig(nodes=1, ranks_per_node=1))
-        tables = place(self.spec, config.model.dim, TopologyConfig(world_size=1), topology.mp_shard)
-        self.model: ShardedModel = assemble(config, self.spec, topology, tables, self.device)
+        config = replace(config, topology=TopologyConfig(), launcher=LauncherConfig())
+        topology = resolve(config.topology, config.launcher)
+        self.model: ShardedModel = assemble(config, self.spec, topology, self.device)
         optimizer = DenseOptimizer(self.model.dense, config.optim.dense)
         # A checkpoint is loaded whole, so that nothing in it can go unread unnoticed.
         load(checkpoint, self.model.state() | optimizer.state())

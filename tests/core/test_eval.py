@@ -74,7 +74,6 @@ def save_checkpoint(folder: str) -> list[list[float]]:
     from gemctl.data.loader import eval_batches
     from gemctl.mesh.topology import resolve
     from gemctl.parallel.assemble import assemble
-    from gemctl.plan.tables import place
     from gemctl.run.manifest import RunFacts
     from gemctl.specs import feature_spec
     from gemctl.train.optim import DenseOptimizer
@@ -83,8 +82,7 @@ def save_checkpoint(folder: str) -> list[list[float]]:
     config = from_yaml(run.attempt(1).config.read_text(), "config")
     spec = feature_spec.load(config.data.spec)
     topology = resolve(config.topology, config.launcher)
-    tables = place(spec, config.model.dim, config.topology, topology.mp_shard)
-    model = assemble(config, spec, topology, tables, torch.device("cpu"))
+    model = assemble(config, spec, topology, torch.device("cpu"))
     model.initialise(config.run.seed)
     state = model.state() | DenseOptimizer(model.dense, config.optim.dense).state()
     facts = RunFacts(2, {"dp_shard": 2}, ["host", "host"], "p", "c", 0, {"dense": "adamw"})

@@ -16,17 +16,13 @@ from gemctl.mesh.topology import resolve
 from gemctl.parallel.assemble import assemble
 from gemctl.parallel.tables import ShardedTables
 from gemctl.specs.data import FeatureSpec
+from gemctl.specs.model import LayerSpec
+from gemctl.specs.sequence import BlockAttentionSpec, JaggedAttentionSpec, KunlunSpec
 from gemctl.train.ledger import Ledger
 from gemctl.train.optim import DenseOptimizer
 from gemctl.train.step import Flags, Stepper
 from tests.small import SPEC, local_batch, small_config
 from tests.world import run_world
-
-
-@dataclass(frozen=True)
-class Placement:
-    sharding: str
-    rank: int | None = None
 
 
 @dataclass(frozen=True)
@@ -60,20 +56,16 @@ class Case:
         return found
 
 
-def _placements(case: Case, world: int) -> dict[str, Placement]:
-    if case.sharding == "row_wise":
-        return {table.name: Placement("row_wise") for table in SPEC.tables}
-    return {table.name: Placement("table_wise", index % world) for index, table in enumerate(SPEC.tables)}
-
-
 def _train(case: Case) -> tuple[list[float], list[bool], dict[str, torch.Tensor]]:
     """Losses, skips and the full state (rank 0) after the case's steps."""
     rank, world = dist.get_rank(), dist.get_world_size()
     config = small_config(case.global_batch, case.accumulate, case.steps)
     config.train.nan = case.nan  # type: ignore[assignment]
-    topology = resolve(TopologyConfig(dp_replicate=case.dp_replicate), LauncherConfig(ranks_per_node=world))
-    config.model.sequence.attention = case.attention  # type: ignore[assignment]
-    model = assemble(config, case.spec(), topology, _placements(case, world), torch.device("cpu"))
+    config.topology = TopologyConfig(dp_replicate=case.dp_replicate, table_sharding=case.sharding)  # type: ignore[arg-type]
+    topology = resolve(config.topology, LauncherConfig(ranks_per_node=world))
+    attention = {"block_attention": BlockAttentionSpec}.get(case.attention, JaggedAttentionSpec)()
+    config.model.layers = [LayerSpec(sequence=KunlunSpec(attention=attention))]
+    model = assemble(config, case.spec(), topology, torch.device("cpu"))
     model.initialise(seed=7)
     optimizer = DenseOptimizer(model.dense, config.optim.dense)
     stepper = Stepper(config, model, optimizer, Ledger())
@@ -209,7 +201,7 @@ def _nan_gradient() -> tuple[str, bool]:
     """A gradient of the tables' outputs turns NaN on rank 1 although the loss is finite."""
     config = small_config()
     topology = resolve(TopologyConfig(), LauncherConfig(ranks_per_node=2))
-    model = assemble(config, SPEC, topology, _placements(Case(), 2), torch.device("cpu"))
+    model = assemble(config, SPEC, topology, torch.device("cpu"))
     model.initialise(seed=7)
     optimizer = DenseOptimizer(model.dense, config.optim.dense)
     before = {name: tensor.clone() for name, tensor in gather_full(model.state()).items()}

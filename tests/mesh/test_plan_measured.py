@@ -106,7 +106,7 @@ def measure(case: Case) -> dict[str, Any]:
     """Bytes of every exact object on this rank, and the collectives of one step."""
     config = configured(case)
     plan = build(config, TINY_SPEC)
-    model = assemble(config, TINY_SPEC, plan.topology, plan.tables, torch.device("cpu"))
+    model = assemble(config, TINY_SPEC, plan.topology, torch.device("cpu"))
     model.initialise(seed=1)
     optimizer = DenseOptimizer(model.dense, config.optim.dense)
     stepper = Stepper(config, model, optimizer, Ledger())
