@@ -14,7 +14,6 @@ from gemctl.config.compose import from_yaml
 from gemctl.data.loader import Loader
 from gemctl.mesh.topology import resolve
 from gemctl.parallel.assemble import assemble
-from gemctl.plan.tables import place
 from gemctl.specs import feature_spec
 from gemctl.train.ledger import Ledger
 from gemctl.train.optim import DenseOptimizer
@@ -28,8 +27,7 @@ def main(path: str) -> None:
     rank, world = dist.get_rank(), dist.get_world_size()
     spec = feature_spec.load(config.data.spec)
     topology = resolve(config.topology, config.launcher)
-    tables = place(spec, config.model.dim, config.topology, topology.mp_shard)
-    model = assemble(config, spec, topology, tables, torch.device("cpu"))
+    model = assemble(config, spec, topology, torch.device("cpu"))
     model.initialise(config.run.seed)
     optimizer = DenseOptimizer(model.dense, config.optim.dense)
     batch = config.train.global_batch
