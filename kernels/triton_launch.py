@@ -21,7 +21,7 @@ from gemctl import env
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 MAX_HEAD_DIM = 128
 FAR = 1 << 30  # no limit on how far a query sees; more than any sequence's length
-# Bytes of a multiprocessor's shared memory from which the large tiles fit: 228 KiB on Hopper, 164 on A100, 100 on others.
+# Bytes of a multiprocessor's shared memory from which the large tiles fit (Hopper has 228 KiB, A100 164, others 100).
 LARGE_SHARED_MEMORY = 160 << 10
 
 
