@@ -7,7 +7,7 @@ import importlib.util
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, is_dataclass
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -17,7 +17,21 @@ from gemctl.config.keys import GROUPS, find, tree
 from gemctl.config.resuming import RULES
 from gemctl.config.schema import Config, DataConfig
 from gemctl.specs.data import FeatureSpec
-from gemctl.specs.json_schema import Node, child, describe, is_mapping, options
+from gemctl.specs.interaction import CustomSpec, DcnSpec, DhenSpec, DotSpec, MlpSpec, WukongExpertsSpec, WukongSpec
+from gemctl.specs.json_schema import Node, child, describe, inlined, is_mapping, options
+from gemctl.specs.model import LayerSpec, ModelConfig
+from gemctl.specs.sequence import (
+    BlockAttentionSpec,
+    ClsSpec,
+    GatedSpec,
+    HspSpec,
+    HstuSpec,
+    InterFormerSpec,
+    JaggedAttentionSpec,
+    KunlunSpec,
+    LastSpec,
+    PmaSpec,
+)
 from gemctl.specs.yaml_file import KeyPath, dotted
 
 _MISSING = object()
@@ -112,6 +126,37 @@ def _keys() -> Iterator[str]:
     for group, node in tree()["properties"].items():
         rows = list(_rows((group,), node, composed))
         yield f"### `{group}`\n\n{_purpose((group,))}\n\n" + _table(["key", "value", "default", "meaning"], rows)
+        if group == "model":
+            yield from _model_blocks()
+
+
+def _model_blocks() -> Iterator[str]:
+    """The entries of model.layers, and every block that a layer chooses by kind."""
+    yield BLOCKS
+    schema = TypeAdapter(ModelConfig).json_schema()
+    for made in [LayerSpec(), *_BLOCKS]:
+        node = schema["$defs"][type(made).__name__]
+        whole = inlined({**node, "$defs": schema["$defs"]})
+        keys = [key for key in node["properties"] if key != "kind"]
+        rows = [[f"`{key}`", describe(whole["properties"][key]), f"`{_made_default(getattr(made, key))}`",
+                 node["properties"][key].get("description", "")] for key in keys]  # fmt: skip
+        title = f"kind `{made.kind}`" if hasattr(made, "kind") else "an entry of `model.layers`"
+        table = _table(["key", "value", "default", "meaning"], rows) if rows else "It has no keys."
+        yield f"#### {title}\n\n{' '.join(node['description'].split())}\n\n{table}"
+
+
+_BLOCKS: list[Any] = [
+    KunlunSpec(), InterFormerSpec(), HstuSpec(), JaggedAttentionSpec(), BlockAttentionSpec(),
+    PmaSpec(), HspSpec(), LastSpec(), ClsSpec(), GatedSpec(),
+    WukongSpec(), WukongExpertsSpec(), DhenSpec(), MlpSpec(), DotSpec(), DcnSpec(), CustomSpec("your.package.Block"),
+]  # fmt: skip
+
+
+def _made_default(value: Any) -> str:
+    """A default in words: a block by its kind."""
+    if isinstance(value, list) and value and is_dataclass(value[0]):
+        return ", ".join(item.kind for item in value)
+    return str(getattr(value, "kind", None) or json.dumps(value, ensure_ascii=False))
 
 
 def _rows(path: KeyPath, node: Node, composed: dict[str, Any]) -> Iterator[list[str]]:
@@ -123,8 +168,11 @@ def _rows(path: KeyPath, node: Node, composed: dict[str, Any]) -> Iterator[list[
                 yield [f"`{dotted(below)}`", "", "", _purpose(below)]
                 yield from _rows(below, key, composed)
             else:
-                default = json.dumps(_default(below, composed), ensure_ascii=False)
-                yield [f"`{dotted(below)}`", describe(key), f"`{default}`", key.get("description", "")]
+                default = f"`{json.dumps(_default(below, composed), ensure_ascii=False)}`"
+                what = describe(key)
+                if is_mapping(key.get("items", {})):
+                    default, what = "", "a list of ≥ 1 entries, below"
+                yield [f"`{dotted(below)}`", what, default, key.get("description", "")]
 
 
 def _purpose(path: KeyPath) -> str:
@@ -141,6 +189,20 @@ def _default(path: KeyPath, composed: Any) -> Any:
     if composed is not _MISSING:
         return composed
     return own if default is None else default
+
+
+BLOCKS = """\
+Each layer reads the tokens X and the event histories S: X_sum ← compressed X; S ← `sequence`(S, X_sum) and H ←
+`summary`(S) for every event sequence; X ← `interaction`([X ‖ H]). The formulas stand in the modules' docstrings below
+`gemctl/model/`; [models.md](models.md) says more. A block is a mapping with its `kind`:
+
+```yaml
+layers:
+  - repeat: 2
+    sequence: {kind: kunlun, attention: {kind: jagged_flash_attention, window: 50}}
+    summary: {kind: hsp, seeds: 16, tokens: 8}
+    interaction: {kind: wukong, hidden: [256]}
+```"""
 
 
 def _resuming() -> str:

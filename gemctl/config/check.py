@@ -6,10 +6,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from gemctl.config.keys import adapter, find
+from gemctl.config.keys import adapter, find_in, tree
 from gemctl.config.nearest import did_you_mean
 from gemctl.config.schema import Config
-from gemctl.specs.json_schema import choices, describe, wrong
+from gemctl.specs.json_schema import Node, child, choices, chosen, describe, kinds, options, wrong
 from gemctl.specs.yaml_file import KeyPath, dotted
 
 
@@ -23,14 +23,16 @@ def check(data: dict[str, Any]) -> tuple[Config | None, dict[KeyPath, str]]:
         for problem in error.errors(include_url=False, include_context=False):
             # A union reports each alternative below the value's own place: one line says what all of them want.
             path = _place(data, problem["loc"])
+            if problem["type"].startswith("union_tag") and isinstance(_get(data, path), dict):
+                path = (*path, "kind")
             found.setdefault(path, _message(data, path))
     return (None if found else config), found
 
 
 def _message(data: dict[str, Any], path: KeyPath) -> str:
-    node = find(path)
+    node = find_in(data, path)
     if node is None:
-        return f"unknown key {dotted(path)!r}"
+        return f"unknown key {str(path[-1])!r}{did_you_mean(str(path[-1]), _keys(data, path[:-1]))}"
     try:
         value = _get(data, path)
     except KeyError:
@@ -43,6 +45,11 @@ def _message(data: dict[str, Any], path: KeyPath) -> str:
     return wrong(node, value) + hint
 
 
+def _keys(data: Any, path: KeyPath) -> list[str]:
+    """Names that the mapping at `path` takes."""
+    return [name for option in options(find_in(data, path) or {}) for name in option.get("properties", {})]
+
+
 def _get(data: Any, path: KeyPath) -> Any:
     for name in path:
         data = data[name]
@@ -50,14 +57,19 @@ def _get(data: Any, path: KeyPath) -> Any:
 
 
 def _place(data: Any, location: tuple[str | int, ...]) -> KeyPath:
-    """The part of pydantic's location that lies in the data; a missing key counts."""
-    for length, name in enumerate(location):
+    """The part of pydantic's location that lies in the data; a missing key counts. A kind's own name is left out."""
+    path: KeyPath = ()
+    node: Node = tree()
+    for name in location:
+        if kinds(node) and isinstance(data, dict):
+            node = chosen(node, data)
+            continue
         inside = name in data if isinstance(data, dict) else isinstance(data, list) and isinstance(name, int)
+        below = child(node, name)
         if not inside:
-            known = isinstance(data, dict) and find(location[: length + 1]) is not None
-            return location[: length + known]
-        data = data[name]
-    return location
+            return (*path, name) if isinstance(data, dict) and below is not None else path
+        data, node, path = data[name], below or {}, (*path, name)
+    return path
 
 
 def _numbers(value: Any) -> Any:

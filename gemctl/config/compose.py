@@ -155,7 +155,8 @@ def _origin(path: KeyPath, settings: list[Setting]) -> str | None:
     for setting in reversed(settings):
         shared = min(len(setting.path), len(path))
         if setting.path[:shared] == path[:shared]:
-            return setting.origin
+            deep = len(path) > len(setting.path) + 1 and dotted(path) not in setting.origin
+            return f"{setting.origin}: {dotted(path)}" if deep else setting.origin
     return None
 
 

@@ -8,6 +8,7 @@ The schema is the only list of keys: errors, suggestions and docs/reference.md a
 import dataclasses
 import functools
 import itertools
+from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -42,6 +43,16 @@ def tree() -> Node:
 def find(path: KeyPath) -> Node | None:
     """The schema of the value at `path`; None if there is no such key."""
     return words.find(tree(), path)
+
+
+def find_in(data: Any, path: KeyPath) -> Node | None:
+    """The same where the data's own `kind` chooses among alternatives."""
+    node: Node | None = tree()
+    for name in path:
+        node = words.child(words.chosen(node, data), name) if node is not None else None
+        inside = name in data if isinstance(data, dict) else isinstance(data, list) and name in range(len(data))
+        data = data[name] if inside else None
+    return None if node is None else words.chosen(node, data)
 
 
 @functools.cache

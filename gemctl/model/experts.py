@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 
 from gemctl.model.init import InitRule
 from gemctl.model.layers import layer_norm
-from gemctl.specs.model import WukongExpertsSpec
+from gemctl.specs.interaction import WukongExpertsSpec
 
 
 class Exchange(Protocol):

@@ -1,9 +1,18 @@
-"""The GEM model: embedding tables, and a dense part that crosses non-sequence tokens with event histories.
+"""The model: embedding tables, and a dense part that crosses non-sequence tokens with event histories.
 
-    X, S ← tokens, events;  each layer: S ← SequenceBlock(S, X), X ← Interaction([X ‖ Summary(S)]);  logits ← heads(X)
+    X, S ← tokens, events (tokens.py); with model.merge all histories become one (events.py)
+    each layer:
+        X_sum ← gate(C X)                               C [x_sum, n]; gates as in summary.py
+        first layer: S ← [X_sum ‖ S] where a summary reads CLS tokens;  S ← S A where a history has its own width
+        S ← sequence block(S, X_sum)                    sequence.py; every history its own
+        H ← summary(S), or the last one again           summary.py; CompSkip, depth of an event type
+        X ← interaction([X ‖ H …]), or of [X_sum ‖ H …] interaction.py
+    logits of each task ← MLP(flatten(X)) at the row's domain        heads.py
 
-InterFormer's alternation (arXiv 2411.09852) with Kunlun's sequence block and Wukong's interaction. Built under
-`with torch.device("meta")` it holds no memory; `gemctl.model.init.init_rules` says what each parameter starts from.
+InterFormer's alternation (arXiv 2411.09852); Kunlun, HSTU and GEM are choices of its blocks. A layer's summary is taken
+of the events that the layer has updated, so that the last sequence block counts; a block that no summary reads is left
+out (gemctl/specs/layout.py). Built under `with torch.device("meta")` the model holds no memory;
+`gemctl.model.init.init_rules` says what each parameter starts from.
 """
 
 import torch
@@ -11,35 +20,68 @@ from torch import Tensor, nn
 
 from gemctl.data.batch import Batch
 from gemctl.model.embeddings import Embedded, Tables
+from gemctl.model.events import Events, MaskNet, prepend
 from gemctl.model.heads import TaskHeads
-from gemctl.model.sequence import SequenceBlock
-from gemctl.model.summary import PooledAttention
+from gemctl.model.interaction import InteractionBlock
+from gemctl.model.layers import TokenLinear, make_gate
+from gemctl.model.sequence import sequence_block
+from gemctl.model.summary import HistorySummary
 from gemctl.model.tokens import EventEncoder, NonSequenceTokens
-from gemctl.model.wukong import WukongBlock
+from gemctl.specs import layout as layouts
 from gemctl.specs.data import FeatureSpec
+from gemctl.specs.layout import MERGED, Layout
 from gemctl.specs.model import ModelConfig
 
 
-class Layer(nn.Module):
-    """One sequence block and summary per event sequence, and one interaction block over all tokens."""
+class TokenSum(nn.Module):
+    """X_sum: [B, inputs, dim] → [B, outputs, dim], a gated linear compression of the tokens."""
 
-    def __init__(self, model: ModelConfig, spec: FeatureSpec, tokens: int) -> None:
+    def __init__(self, inputs: int, outputs: int, dim: int, gate: str) -> None:
         super().__init__()
-        names = [sequence.name for sequence in spec.sequences]
-        self.sequence = nn.ModuleDict(
-            {name: SequenceBlock(model.sequence, tokens, model.dim, model.heads) for name in names}
-        )
-        self.summary = nn.ModuleDict({name: PooledAttention(model.summary, model.dim, model.heads) for name in names})
-        merged = tokens + len(names) * model.summary.seeds
-        self.interaction = WukongBlock(model.interaction, merged, model.dim)
+        self.compression = TokenLinear(inputs, outputs)
+        self.gate = make_gate(gate, dim)
 
-    def forward(self, x: Tensor, events: dict[str, Tensor], batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        summaries, updated = [], {}
-        for name, s in events.items():
-            history = batch.sequences[name]
-            updated[name] = self.sequence[name](s, x, history.offsets, history.max_length)
-            summaries.append(self.summary[name](updated[name], history.offsets, history.max_length))
-        return self.interaction(torch.cat([x, *summaries], dim=1)), updated
+    def forward(self, x_BND: Tensor) -> Tensor:
+        compressed: Tensor = self.compression(x_BND)
+        return compressed if self.gate is None else self.gate(compressed)
+
+
+class Layer(nn.Module):
+    """A sequence block and a summary for every history, and one interaction block over all tokens."""
+
+    def __init__(self, own: layouts.Layer, dim: int, first: bool, cls: int) -> None:
+        super().__init__()
+        self.reads_x_sum, self.prepends = own.spec.reads == "x_sum", bool(first and cls)
+        self.x_sum = TokenSum(own.inputs, own.x_sum, dim, own.spec.x_sum_gate) if own.x_sum else None
+        widths = {row.history.name: row.history.dim for row in own.histories if first}
+        self.adapters = nn.ModuleDict(
+            {name: nn.Linear(dim, width, bias=False) for name, width in widths.items() if width != dim}
+        )
+        blocks = {row.history.name: sequence_block(row, own.x_sum, dim) for row in own.histories}
+        self.sequence = nn.ModuleDict({name: block for name, block in blocks.items() if block is not None})
+        self.summary = nn.ModuleDict(
+            {
+                row.history.name: HistorySummary(row.summary, row.history, dim)
+                for row in own.histories
+                if row.summary is not None
+            }
+        )
+        self.interaction = InteractionBlock(own.spec.interaction, own.reads, dim)
+
+    def forward(
+        self, x: Tensor, histories: dict[str, Events], summaries: dict[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Events], dict[str, Tensor]]:
+        """X, the histories and the newest summary of each; the same three, updated."""
+        x_sum: Tensor = x if self.x_sum is None else self.x_sum(x)  # without x_sum nothing reads it
+        updated: dict[str, Events] = {}
+        for name, before in histories.items():
+            events = prepend(x_sum, before) if self.prepends else before
+            if name in self.adapters:
+                events = events.of(self.adapters[name](events.values))
+            updated[name] = self.sequence[name](events, x_sum) if name in self.sequence else events
+        newest = summaries | {name: summary(updated[name]) for name, summary in self.summary.items()}
+        tokens = torch.cat([x_sum if self.reads_x_sum else x, *newest.values()], dim=1)
+        return self.interaction(tokens), updated, newest
 
 
 class DenseModel(nn.Module):
@@ -47,20 +89,24 @@ class DenseModel(nn.Module):
 
     def __init__(self, model: ModelConfig, spec: FeatureSpec) -> None:
         super().__init__()
+        plan: Layout = layouts.layout(model, spec)
         self.tokens = NonSequenceTokens(spec, model.dim)
         self.events = nn.ModuleDict({s.name: EventEncoder(model, s) for s in spec.sequences})
-        tokens = len(spec.categorical) + bool(spec.dense) + bool(spec.domain)
-        self.layers = nn.ModuleList()
-        for _ in range(model.layers):
-            self.layers.append(Layer(model, spec, tokens))
-            tokens = model.interaction.fm_tokens + model.interaction.lc_tokens
-        self.heads = TaskHeads(spec, tokens * model.dim, model.head_hidden)
+        count = len(spec.sequences)
+        self.merge = MaskNet(count, model.dim, model.merge.hidden) if model.merge and count else None
+        self.layers = nn.ModuleList(
+            Layer(layer, model.dim, index == 0, plan.cls) for index, layer in enumerate(plan.layers)
+        )
+        self.heads = TaskHeads(spec, plan.outputs * model.dim, model.head_hidden)
 
     def forward(self, batch: Batch, embedded: Embedded) -> Tensor:
         x = self.tokens(batch, embedded)
-        events = {name: encoder(batch.sequences[name], embedded) for name, encoder in self.events.items()}
+        histories = {name: encoder(batch.sequences[name], embedded) for name, encoder in self.events.items()}
+        if self.merge is not None:
+            histories = {MERGED: self.merge(histories)}
+        summaries: dict[str, Tensor] = {}
         for layer in self.layers:
-            x, events = layer(x, events, batch)
+            x, histories, summaries = layer(x, histories, summaries)
         return self.heads(x.flatten(1), batch.domain).float()
 
 

@@ -12,10 +12,12 @@ from torch import Tensor, nn
 
 from gemctl.model.init import InitRule
 
+EPSILON = 1e-6
+
 
 def layer_norm(x: Tensor) -> Tensor:
     """Zero mean and unit variance over the last dimension."""
-    return F.layer_norm(x, x.shape[-1:], eps=1e-6)
+    return F.layer_norm(x, x.shape[-1:], eps=EPSILON)
 
 
 class MLP(nn.Sequential):
@@ -27,6 +29,22 @@ class MLP(nn.Sequential):
         for fan_in, fan_out in pairwise(widths):
             layers += [nn.Linear(fan_in, fan_out), nn.GELU()]
         super().__init__(*layers, nn.Linear(widths[-1], outputs, bias=bias))
+
+
+class Gate(nn.Module):
+    """InterFormer's gate of tokens [B, t, dim]: σ(Z ⊙ MLP(Z)) as published, or Z ⊙ σ(MLP(Z)) (`scaled`)."""
+
+    def __init__(self, dim: int, scaled: bool) -> None:
+        super().__init__()
+        self.mlp, self.scaled = MLP(dim, [dim], dim), scaled
+
+    def forward(self, z: Tensor) -> Tensor:
+        return z * self.mlp(z).sigmoid() if self.scaled else (z * self.mlp(z)).sigmoid()
+
+
+def make_gate(kind: str, dim: int) -> Gate | None:
+    """The gate of a `Gate` key; None for "none"."""
+    return None if kind == "none" else Gate(dim, scaled=kind == "scaled")
 
 
 class ZeroLinear(nn.Linear):

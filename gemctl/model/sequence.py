@@ -1,78 +1,95 @@
-"""The sequence block over events (Kunlun, arXiv 2602.10016): personalised feed-forward, then self-attention.
+"""Sequence blocks: what a layer does with one history S [N, width], given the row's tokens X_sum [B, t, dim].
 
-    S ← S + GDPA(Q = LN(S), K = W₁(x), V = W₂(x)),   S ← S + MHA(LN(S))
+    Kunlun (arXiv 2602.10016)        S ← S + GDPA(LN(S), K(x), V(x));  S ← S + MHA(S)
+    InterFormer (arXiv 2411.09852)   S ← S + f(x)·LN(S);  S ← S + MHA(S)      (without `residual`: S ← MHA(f(x)·LN(S)))
+    HSTU (arXiv 2402.17152)          S ← S + SiLU attention(S)                 (it reads no X_sum)
 
-x are the row's non-sequence tokens, the candidate among them: this is where the candidate meets each event. GDPA with
-such keys and values is the two-layer network act(S W₁(x)) W₂(x) whose weights belong to the row (InterFormer's PFFN).
+x = flatten(X_sum); K(x) = W_K x + b_K and V(x) = W_V x make `hidden` keys and values a row. GDPA is
+act(q·kᵀ/√d_h) V/√hidden head by head, the two-layer network act(S W₁(x)) W₂(x) whose weights belong to the row.
+f(x) is its linear form: one head, act the identity, so f(x) = V(x)ᵀ K(x) / √(width · ffn_rank), any matrix of that
+rank. X_sum has the candidate among its tokens: here the candidate meets each event. MHA norms its input itself
+(attention.py). With CompSkip the layers of one parity have no MHA.
 """
 
 import torch
 from torch import Tensor, nn
 
-from gemctl.kernels.block_attention.op import block_attention
 from gemctl.kernels.gdpa.op import gdpa
-from gemctl.kernels.jagged_flash_attention.op import jagged_flash_attention
-from gemctl.model.layers import TokenLinear, ZeroLinear, layer_norm
-from gemctl.specs.model import BLOCK_SIZE, SequenceBlockSpec
+from gemctl.model.attention import SelfAttention, SiluAttention
+from gemctl.model.events import Events
+from gemctl.model.layers import ZeroLinear, layer_norm
+from gemctl.specs.layout import HistoryLayer
+from gemctl.specs.sequence import HstuSpec, InterFormerSpec
 
 
 class PersonalisedFFN(nn.Module):
-    """GDPA of events [ΣL, dim] with `hidden` keys and values a row, made from its tokens [B, tokens, dim]."""
+    """GDPA of events [N, width] with `hidden` keys and values a row, made from X_sum [B, tokens, dim]."""
 
-    def __init__(self, spec: SequenceBlockSpec, tokens: int, dim: int, heads: int) -> None:
+    def __init__(
+        self, hidden: int, activation: str, inputs: int, width: int, heads: int, residual: bool = True
+    ) -> None:
         super().__init__()
-        self.heads, self.hidden = heads, spec.ffn_hidden
-        self.compression = TokenLinear(tokens, spec.weight_tokens)
-        self.keys = nn.Linear(spec.weight_tokens * dim, spec.ffn_hidden * dim)
-        self.values = ZeroLinear(spec.weight_tokens * dim, spec.ffn_hidden * dim)
+        self.heads, self.hidden, self.activation = heads, hidden, activation
+        self.keys = nn.Linear(inputs, hidden * width)
+        self.values = ZeroLinear(inputs, hidden * width) if residual else nn.Linear(inputs, hidden * width, bias=False)
 
-    def forward(self, s: Tensor, x_BND: Tensor, offsets: Tensor, max_length: int) -> Tensor:
-        rows, width = len(x_BND), s.shape[1] // self.heads
-        x_sum = self.compression(x_BND).flatten(1)
-        k, v = (make(x_sum).view(rows * self.hidden, self.heads, width) for make in (self.keys, self.values))
-        k_offsets = torch.arange(rows + 1, device=offsets.device) * self.hidden
-        q = layer_norm(s).view(-1, self.heads, width)
+    def forward(self, events: Events, x_sum: Tensor) -> Tensor:
+        rows, width = len(x_sum), events.values.shape[1] // self.heads
+        x = x_sum.flatten(1)
+        k, v = (make(x).view(rows * self.hidden, self.heads, width) for make in (self.keys, self.values))
+        k_offsets = torch.arange(rows + 1, device=events.offsets.device) * self.hidden
         return gdpa(
-            q,
+            layer_norm(events.values).view(-1, self.heads, width),
             k,
             v,
-            offsets,
+            events.offsets,
             k_offsets,
-            max_length,
+            events.max_length,
             self.hidden,
-            activation="gelu_approx",
+            activation=self.activation,
             pre_scale=width**-0.5,
             post_scale=self.hidden**-0.5,
         ).flatten(1)
 
 
-class SelfAttention(nn.Module):
-    """Multi-head softmax attention of a row's events, [ΣL, dim] → [ΣL, dim]: all, within ±window, or in blocks."""
+class PersonalisedBlock(nn.Module):
+    """Kunlun's and InterFormer's block: a personalised feed-forward, then self-attention if the layer has any."""
 
-    def __init__(self, spec: SequenceBlockSpec, dim: int, heads: int) -> None:
+    def __init__(self, layer: HistoryLayer, x_sum: int, dim: int) -> None:
         super().__init__()
-        self.heads, self.window = heads, spec.window
-        self.blocks = spec.attention == "block_attention"
-        self.queries_keys_values = nn.Linear(dim, 3 * dim, bias=False)
-        self.output = ZeroLinear(dim, dim)
-
-    def forward(self, s: Tensor, offsets: Tensor, max_length: int) -> Tensor:
-        q, k, v = self.queries_keys_values(layer_norm(s)).unflatten(1, (3, self.heads, -1)).unbind(1)
-        if self.blocks:
-            seen = block_attention(q, k, v, offsets, max_length, block_size=BLOCK_SIZE)
+        spec, history = layer.block, layer.history
+        assert spec is not None and not isinstance(spec, HstuSpec)
+        own = history.dim
+        if isinstance(spec, InterFormerSpec):
+            self.residual = spec.residual
+            self.ffn = PersonalisedFFN(spec.ffn_rank, "identity", x_sum * dim, own, 1, spec.residual)
         else:
-            seen = jagged_flash_attention(q, k, v, offsets, offsets, max_length, max_length, window=self.window)
-        return self.output(seen.flatten(1))
+            self.residual = True
+            self.ffn = PersonalisedFFN(spec.ffn_hidden, spec.activation, x_sum * dim, own, history.heads)
+        self.attention = SelfAttention(spec.attention, own, history.heads, self.residual) if layer.attends else None
+
+    def forward(self, events: Events, x_sum: Tensor) -> Events:
+        events = self._add(events, self.ffn(events, x_sum))
+        return events if self.attention is None else self._add(events, self.attention(events))
+
+    def _add(self, events: Events, made: Tensor) -> Events:
+        return events.of(events.values + made if self.residual else made)
 
 
-class SequenceBlock(nn.Module):
-    """One personalised feed-forward and one self-attention, both residual."""
+class HstuBlock(nn.Module):
+    """HSTU's block; X_sum is not read."""
 
-    def __init__(self, spec: SequenceBlockSpec, tokens: int, dim: int, heads: int) -> None:
+    def __init__(self, layer: HistoryLayer) -> None:
         super().__init__()
-        self.ffn = PersonalisedFFN(spec, tokens, dim, heads)
-        self.attention = SelfAttention(spec, dim, heads)
+        assert isinstance(layer.block, HstuSpec)
+        self.attention = SiluAttention(layer.block, layer.history.dim, layer.history.heads)
 
-    def forward(self, s: Tensor, x_BND: Tensor, offsets: Tensor, max_length: int) -> Tensor:
-        s = s + self.ffn(s, x_BND, offsets, max_length)
-        return s + self.attention(s, offsets, max_length)
+    def forward(self, events: Events, x_sum: Tensor | None) -> Events:
+        return events.of(events.values + self.attention(events))
+
+
+def sequence_block(layer: HistoryLayer, x_sum: int, dim: int) -> nn.Module | None:
+    """The block of one history in one layer; None where its events stay as they are."""
+    if layer.block is None:
+        return None
+    return HstuBlock(layer) if isinstance(layer.block, HstuSpec) else PersonalisedBlock(layer, x_sum, dim)

@@ -1,30 +1,102 @@
-"""Summaries of a history: a few tokens that the interaction blocks read beside the non-sequence ones."""
+"""Summaries of a history S [N, width]: a few tokens [B, t, dim] that the interaction blocks read beside the others.
+
+    pma      P = softmax(E K(LN(S))ᵀ/√d_h) S, head by head       one seed a token (InterFormer, arXiv 2411.09852)
+    hsp      Y = Σ_r Z_r P W_r,  P as in pma with seeds LN(E)     Kunlun's SumKronLinear, arXiv 2602.10016:
+                                                                 Z_r [tokens, seeds], W_r [width, width]
+    last_k   the newest k events, newest first; zero where a history is shorter
+    cls      the CLS tokens that stand before the oldest event (InterFormer)
+    all      H = LN( [part_1 ‖ part_2 ‖ …] A ),  A [width, dim] only where the history has a width of its own
+    gated    H ← σ(H ⊙ MLP(H)) (literal) or H ⊙ σ(MLP(H)) (scaled)
+
+Values are the events as they are: a summary is a mean of events in the candidate's space. A row without events has
+zeros, but for a gate's and CLS tokens' share.
+"""
 
 import torch
 from torch import Tensor, nn
 
 from gemctl.kernels.pooled_attention.op import pooled_attention
+from gemctl.model.events import Events
 from gemctl.model.init import InitRule
-from gemctl.model.layers import layer_norm
-from gemctl.specs.model import SummarySpec
+from gemctl.model.layers import TokenLinear, layer_norm, make_gate
+from gemctl.specs.layout import History
+from gemctl.specs.sequence import ClsSpec, GatedSpec, HspSpec, LastSpec, Part, PmaSpec, Summary, parts
 
 
-class PooledAttention(nn.Module):
-    """PMA (InterFormer): learned seeds attend over a row's events, H = LN(MHA(seeds, LN(S) W, S)).
+class SeedAttention(nn.Module):
+    """Learned seeds attend over a row's events: [N, width] → [B, seeds, width]."""
 
-    [ΣL, dim] → [B, seeds, dim], zero for a row without events. Values are the events as they are: a summary is a mean
-    of events in the candidate's space.
-    """
-
-    def __init__(self, spec: SummarySpec, dim: int, heads: int) -> None:
+    def __init__(self, seeds: int, width: int, heads: int, norm_seeds: bool) -> None:
         super().__init__()
-        self.heads = heads
-        self.seeds = nn.Parameter(torch.empty(spec.seeds, dim))
-        self.keys = nn.Linear(dim, dim, bias=False)
+        self.heads, self.norm_seeds = heads, norm_seeds
+        self.seeds = nn.Parameter(torch.empty(seeds, width))
+        self.keys = nn.Linear(width, width, bias=False)
 
-    def forward(self, s: Tensor, offsets: Tensor, max_length: int) -> Tensor:
-        seeds, k, v = (x.unflatten(1, (self.heads, -1)) for x in (self.seeds, self.keys(layer_norm(s)), s))
-        return layer_norm(pooled_attention(seeds, k, v, offsets, max_length).flatten(2))
+    def forward(self, events: Events) -> Tensor:
+        seeds = layer_norm(self.seeds) if self.norm_seeds else self.seeds
+        tensors = (seeds, self.keys(layer_norm(events.values)), events.values)
+        q, k, v = (x.view(len(x), self.heads, x.shape[1] // self.heads) for x in tensors)
+        return pooled_attention(q, k, v, events.offsets, events.max_length).flatten(2)
 
     def init_rules(self) -> dict[str, InitRule]:
         return {"seeds": InitRule("uniform", 1.0)}
+
+
+class HierarchicalPooling(SeedAttention):
+    """Seeds, then the SumKronLinear: [N, width] → [B, tokens, width]."""
+
+    def __init__(self, spec: HspSpec, width: int, heads: int) -> None:
+        super().__init__(spec.seeds, width, heads, norm_seeds=True)
+        self.rank = spec.rank
+        self.tokens = TokenLinear(spec.seeds, spec.rank * spec.tokens)
+        self.widths = nn.Linear(spec.rank * width, width, bias=False)
+
+    def forward(self, events: Events) -> Tensor:
+        z_BRTD = self.tokens(super().forward(events)).unflatten(1, (self.rank, -1))
+        return self.widths(z_BRTD.transpose(1, 2).flatten(2))
+
+
+class LastEvents(nn.Module):
+    """The newest `tokens` events of each row, newest first: [N, width] → [B, tokens, width]."""
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__()
+        self.tokens = tokens
+
+    def forward(self, events: Events) -> Tensor:
+        back = torch.arange(self.tokens, device=events.offsets.device)
+        exists = back < (events.offsets.diff() - events.cls)[:, None]
+        index = torch.where(exists, events.offsets[1:, None] - 1 - back, len(events.values))
+        padded = torch.cat([events.values, events.values.new_zeros(1, events.values.shape[1])])
+        return padded[index]
+
+
+class ClsTokens(nn.Module):
+    """What the CLS tokens have become: [N, width] → [B, cls, width]."""
+
+    def forward(self, events: Events) -> Tensor:
+        return events.values[events.offsets[:-1, None] + torch.arange(events.cls, device=events.offsets.device)]
+
+
+class HistorySummary(nn.Module):
+    """All parts of one history's summary, normed and gated."""
+
+    def __init__(self, summary: Summary, history: History, dim: int) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(_part(part, history) for part in parts(summary))
+        self.adapter = nn.Linear(history.dim, dim, bias=False) if history.dim != dim else None
+        self.gate = make_gate(summary.gate, dim) if isinstance(summary, GatedSpec) else None
+
+    def forward(self, events: Events) -> Tensor:
+        tokens = torch.cat([part(events) for part in self.parts], dim=1)
+        tokens = layer_norm(tokens if self.adapter is None else self.adapter(tokens))
+        return tokens if self.gate is None else self.gate(tokens)
+
+
+def _part(part: Part, history: History) -> nn.Module:
+    if isinstance(part, PmaSpec):
+        return SeedAttention(part.tokens, history.dim, history.heads, norm_seeds=False)
+    if isinstance(part, HspSpec):
+        return HierarchicalPooling(part, history.dim, history.heads)
+    assert isinstance(part, (LastSpec, ClsSpec))
+    return LastEvents(part.tokens) if isinstance(part, LastSpec) else ClsTokens()

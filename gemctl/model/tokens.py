@@ -1,10 +1,18 @@
-"""What the blocks read: non-sequence tokens X [B, n, dim] and encoded events S [ΣL, dim]."""
+"""What the blocks read: non-sequence tokens X [B, n, dim] and encoded events S [N, dim].
+
+    X = LN( [categorical embeddings ‖ MLP(dense) ‖ domain's token] )           one token each
+    S = Σ id embeddings + W [floats ‖ log(1 + age/scale)/4 by scale ‖ log(1 + place)/2 ‖ e^(−place/τ) by τ] + b
+
+τ = 1, 3, 9, 27; the newest event has place 0; the MLP has one hidden layer of width dim. From the second layer on X is
+what the interaction block before made.
+"""
 
 import torch
 from torch import Tensor, nn
 
 from gemctl.data.batch import Batch, EventSequence
 from gemctl.model.embeddings import Embedded
+from gemctl.model.events import Events, places
 from gemctl.model.init import InitRule
 from gemctl.model.layers import MLP, layer_norm
 from gemctl.specs.count import event_features
@@ -47,7 +55,7 @@ class DomainToken(nn.Module):
 
 
 class EventEncoder(nn.Module):
-    """S [ΣL, dim]: the sum of an event's id embeddings, and a linear map of its floats, age and place in the history.
+    """The sum of an event's id embeddings, and a linear map of its floats, age and place in the history.
 
     Summed embeddings (as in ULTRA-HSTU, arXiv 2602.16986) keep the space of the candidate's tokens, so that the match
     of a candidate with an event is a product from the first step on.
@@ -60,20 +68,20 @@ class EventEncoder(nn.Module):
         self.age_scales = model.age_scales
         self.linear = nn.Linear(event_features(model, spec), model.dim)
 
-    def forward(self, events: EventSequence, embedded: Embedded) -> Tensor:
-        columns = [events.floats[name] for name in self.floats] + self._ages(events) + place_features(events)
+    def forward(self, events: EventSequence, embedded: Embedded) -> Events:
+        place = places(events.offsets, len(events.ages))
+        columns = [events.floats[name] for name in self.floats] + self._ages(events)
+        columns += place_features(place.to(events.ages.dtype))
         s = self.linear(torch.stack(columns, dim=1).to(self.linear.weight.dtype))
         for name in self.ids:
             s = s + embedded.events[name]
-        return s
+        return Events(s, events.offsets, place, events.ages, events.max_length)
 
     def _ages(self, events: EventSequence) -> list[Tensor]:
         """log(1 + age/scale)/4: of order 1 for ages up to some thousand scales."""
         return [torch.log1p(events.ages / scale) / 4 for scale in self.age_scales]
 
 
-def place_features(events: EventSequence) -> list[Tensor]:
-    """[ΣL] each: log(1 + place)/2 and e^(−place/τ) for τ in `PLACE_SCALES`; the newest event has place 0."""
-    ends = torch.repeat_interleave(events.offsets[1:], events.offsets.diff())
-    place = (ends - 1 - torch.arange(len(ends), device=ends.device)).to(events.ages.dtype)
+def place_features(place: Tensor) -> list[Tensor]:
+    """[N] each: log(1 + place)/2 and e^(−place/τ) for τ in `PLACE_SCALES`; the newest event has place 0."""
     return [torch.log1p(place) / 2, *(torch.exp(-place / scale) for scale in PLACE_SCALES)]

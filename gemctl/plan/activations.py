@@ -4,40 +4,101 @@ An estimate from the model's formulas: every input of a matrix product, a norm, 
 once; kernels recompute their scores. A test compares it with what autograd saves.
 """
 
+from gemctl.plan.interaction_activations import NORM, block_values
 from gemctl.specs.count import event_features
 from gemctl.specs.data import FeatureSpec
+from gemctl.specs.layout import HistoryLayer, Layer, Layout, layout, summary_tokens
 from gemctl.specs.model import ModelConfig
+from gemctl.specs.sequence import (
+    Attention,
+    BlockAttentionSpec,
+    GatedSpec,
+    HspSpec,
+    HstuSpec,
+    InterFormerSpec,
+    PmaSpec,
+    Summary,
+    parts,
+)
 
-NORM = 2  # mean and deviation of a normalised vector
+INDEX = 2  # an int64 beside each moved event, in float32 values
 
 
 def activation_floats(model: ModelConfig, spec: FeatureSpec) -> tuple[dict[str, int], int]:
-    """(values kept per event, by sequence; values kept per row)."""
-    events = {s.name: event_features(model, s) + model.layers * _event(model) for s in spec.sequences}
-    tokens = len(spec.categorical) + bool(spec.dense) + bool(spec.domain)
-    row = len(spec.dense) + 2 * model.dim * bool(spec.dense) + tokens * (model.dim + NORM)
-    for _ in range(model.layers):
-        row += _row(model, tokens, len(spec.sequences))
-        tokens = model.interaction.fm_tokens + model.interaction.lc_tokens
-    return events, row + tokens * model.dim + len(spec.labels) * 2 * sum(model.head_hidden)
+    """(values kept per event, by sequence; values kept per row).
 
-
-def _event(model: ModelConfig) -> int:
-    """Per event and layer: three norms, q of GDPA (a norm's output), q k v and output of attention, k of summary."""
-    norms = 3 * (2 * model.dim + NORM)
-    attention = 3 * model.dim + model.dim + model.heads
-    return norms + attention + model.dim
-
-
-def _row(model: ModelConfig, tokens: int, sequences: int) -> int:
-    """Per row and layer: personalised keys and values, summaries, the Wukong block.
-
-    A product over tokens keeps its input twice: as it came, and transposed for the other operand's gradient.
+    Merged histories count as if no two events met: an upper bound, as their lengths together are not known.
     """
-    dim, seeds, wukong, block = model.dim, model.summary.seeds, model.interaction, model.sequence
-    merged, outputs = tokens + sequences * seeds, wukong.fm_tokens + wukong.lc_tokens
-    personal = sequences * dim * (tokens + block.weight_tokens + 2 * block.ffn_hidden)
-    summary = sequences * seeds * (dim + NORM + model.heads)
-    token_products = merged * dim * (3 if merged == outputs else 4)
-    products = dim * wukong.rank + 2 * merged * wukong.rank + NORM
-    return personal + summary + token_products + products + 2 * sum(wukong.hidden) + outputs * (dim + NORM)
+    plan = layout(model, spec)
+    events = {s.name: event_features(model, s) for s in spec.sequences}
+    row = len(spec.dense) + 2 * model.dim * bool(spec.dense) + plan.tokens * (model.dim + NORM)
+    for history in plan.histories:
+        stack = _stack(model, plan, [r for layer in plan.layers for r in layer.histories if r.history == history])
+        row += stack * plan.cls
+        merge = _merge(model, len(history.sources))
+        for name in history.sources:
+            events[name] += stack + merge
+    row += sum(_row(model, layer, plan.cls) for layer in plan.layers)
+    return events, row + plan.outputs * model.dim + len(spec.labels) * 2 * sum(model.head_hidden)
+
+
+def _merge(model: ModelConfig, sources: int) -> int:
+    """MaskNet: its input, mask and product, and the hidden layers of both MLPs."""
+    if model.merge is None:
+        return 0
+    return 3 * sources * model.dim + 4 * model.merge.hidden + sources * INDEX
+
+
+def _stack(model: ModelConfig, plan: Layout, rows: list[HistoryLayer]) -> int:
+    """Per event: its first value, what moves it, and what each layer keeps."""
+    width = rows[0].history.dim
+    first = width + (model.dim if width != model.dim else 0) + (3 * INDEX if plan.cls else 0)
+    return first + sum(_event(row) for row in rows)
+
+
+def _event(row: HistoryLayer) -> int:
+    """Per event and layer: what the block's parts make, and the summary's keys."""
+    width, heads, block = row.history.dim, row.history.heads, row.block
+    kept = 0
+    if isinstance(block, HstuSpec):  # a norm, U V Q K before and after SiLU, the norm of the result, its product with U
+        rotated = 0 if block.position == "none" else 2 * width + width // heads
+        kept = (width + NORM) + 8 * width + rotated + (2 * width + NORM) + width + width
+    elif block is not None:
+        kept = width + NORM + width  # q of GDPA, and the new S
+        kept += _attention(block.attention, width, heads) + width if row.attends else 0
+    pooled = [part for part in parts(row.summary) if isinstance(part, (PmaSpec, HspSpec))] if row.summary else []
+    return kept + len(pooled) * (2 * width + NORM)
+
+
+def _attention(spec: Attention, width: int, heads: int) -> int:
+    """A norm's output, q k v, the result and its log-sum-exp; normed and rotated q and k are new ones."""
+    kept = width + NORM + 3 * width + width + heads
+    kept += 2 * width + 2 * heads if spec.qk_norm else 0
+    rotates = not isinstance(spec, BlockAttentionSpec) and spec.position != "none"
+    return kept + (2 * width + width // heads if rotates else 0)
+
+
+def _row(model: ModelConfig, layer: Layer, cls: int) -> int:
+    """Per row and layer: X_sum, personalised keys and values, summaries, the interaction block."""
+    kept = model.dim * (layer.inputs + layer.x_sum) if layer.x_sum else 0
+    if layer.x_sum and layer.spec.x_sum_gate != "none":
+        kept += 4 * layer.x_sum * model.dim
+    for row in layer.histories:
+        if row.block is not None and not isinstance(row.block, HstuSpec):
+            hidden = row.block.ffn_rank if isinstance(row.block, InterFormerSpec) else row.block.ffn_hidden
+            kept += 2 * hidden * row.history.dim
+        if row.summary is not None:
+            kept += _summary(row.summary, row, model.dim, cls)
+    return kept + block_values(layer.spec.interaction, layer.reads, model.dim)
+
+
+def _summary(summary: Summary, row: HistoryLayer, dim: int, cls: int) -> int:
+    """The pooled tokens, and the norm's input; a summary of one width needs no adapter."""
+    width, heads, tokens = row.history.dim, row.history.heads, summary_tokens(summary, cls)
+    kept = tokens * (dim + NORM) + (tokens * width if width != dim else 0)
+    for part in parts(summary):
+        if isinstance(part, PmaSpec):
+            kept += part.tokens * (width + heads)
+        if isinstance(part, HspSpec):
+            kept += part.seeds * (2 * width + heads) + 2 * part.rank * part.tokens * width
+    return kept + (4 * tokens * dim if isinstance(summary, GatedSpec) and summary.gate != "none" else 0)

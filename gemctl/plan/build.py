@@ -25,9 +25,10 @@ from gemctl.plan.fit import Fit, Memory, cluster_memory, explain, judge, nearest
 from gemctl.plan.memory import Inputs, MemoryObject, memory_objects
 from gemctl.plan.tables import Replication, TablePlan, place, replication
 from gemctl.plan.traffic import Traffic, traffic
+from gemctl.specs.contradictions import contradictions
 from gemctl.specs.count import dense_parameters, step_flops
 from gemctl.specs.data import FeatureSpec
-from gemctl.specs.model import contradictions
+from gemctl.specs.model import experts
 
 FORMAT = 1
 MOST, MOST_OF_A_RANK = 1 << 58, 1 << 45
@@ -87,7 +88,7 @@ def build(config: Config, spec: FeatureSpec, host: Host | None = None) -> Plan:
     Raises InputError with all violations, and DoesNotFit for numbers beyond any machine. A plan that does not fit is
     still a plan: `check_fits` refuses it.
     """
-    if problems := contradictions(config.model):
+    if problems := contradictions(config.model, spec):
         raise InputError(problems)
     facts = data_facts(config.data, spec)
     given = _inputs(config, spec, facts)
@@ -128,7 +129,7 @@ def to_json(plan: Plan) -> str:
 
 
 def _inputs(config: Config, spec: FeatureSpec, facts: DataFacts) -> Inputs:
-    topology = resolve(config.topology, config.launcher)
+    topology = resolve(config.topology, config.launcher, experts(config.model))
     tables = place(spec, config, topology)
     given = Inputs(config, spec, topology, units(dense_parameters(config.model, spec), topology), tables, facts)
     parameters = sum(unit.parameters for unit in given.units)

@@ -9,38 +9,38 @@ twice, at the real lengths. Lookups, norms, activations and recomputed work coun
 same forward to the last one; in its backward only the gradients of floats and ages are missing, which nobody needs.
 """
 
-from collections.abc import Mapping
-from itertools import pairwise
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gemctl.specs import flops
+from gemctl.specs.count_interaction import interaction_weights
+from gemctl.specs.count_sequence import Pairs, SequencePart, block_parts, summary_part
 from gemctl.specs.data import FeatureSpec, SequenceSpec
-from gemctl.specs.model import BLOCK_SIZE, PLACE_SCALES, ModelConfig
+from gemctl.specs.layout import History, Layer, Layout, layout
+from gemctl.specs.model import PLACE_SCALES, ModelConfig
+from gemctl.specs.weights import Shape, Weight, gate, linear, mlp, token_linear, total
 
-Shape = tuple[int, ...]
-
-ROWS, COLUMNS = "rows of the batch", "columns of every row's tokens"
+Lengths = Mapping[str, NDArray[np.int64]]
 
 
-class Weight(NamedTuple):
-    """A parameter of the dense part, and what it multiplies: `times` each of the rows, columns or events `over`.
+class Module(NamedTuple):
+    """A module of the dense part: what multiplies each row, each event of `history`, and the pairs of its attention.
 
-    `over` is None where the parameter is in no matrix product; events are named by their sequence, [name].
+    `history` names one of the stack's; with "raw " before it, its events before CLS tokens join them.
     """
 
-    module: str
     name: str
-    shape: Shape
-    over: str | None = None
-    times: int = 1
+    by_row: list[Weight]
+    by_event: list[Weight] = []  # noqa: RUF012  never written to
+    pairs: list[Pairs] = []  # noqa: RUF012
+    history: str = ""
 
     @property
-    def flops(self) -> int:
-        """FLOPs for each thing it multiplies; two a number."""
-        return 2 * self.times * self.shape[0] * self.shape[1]
+    def weights(self) -> list[Weight]:
+        """All that have a name are parameters."""
+        return [*self.by_row, *self.by_event]
 
 
 def parameters(model: ModelConfig, spec: FeatureSpec) -> list[tuple[str, Shape]]:
@@ -53,45 +53,41 @@ def parameters(model: ModelConfig, spec: FeatureSpec) -> list[tuple[str, Shape]]
 
 def dense_parameters(model: ModelConfig, spec: FeatureSpec) -> list[tuple[str, Shape]]:
     """Name and shape of every parameter of the dense part, `GemModel(model, spec).dense`."""
-    return [(f"{weight.module}.{weight.name}", weight.shape) for weight in _weights(model, spec)]
+    return [
+        (f"{module.name}.{weight.name}", weight.shape)
+        for module in modules(model, spec)
+        for weight in module.weights
+        if weight.name is not None
+    ]
 
 
-def step_flops(model: ModelConfig, spec: FeatureSpec, rows: int, lengths: Mapping[str, NDArray[np.int64]]) -> float:
+def step_flops(model: ModelConfig, spec: FeatureSpec, rows: int, lengths: Lengths) -> float:
     """Useful FLOPs of forward and backward over `rows` rows; `lengths` [rows]: events of each, by sequence."""
     return 3.0 * sum(module_flops(model, spec, rows, lengths).values())
 
 
-def module_flops(
-    model: ModelConfig, spec: FeatureSpec, rows: int, lengths: Mapping[str, NDArray[np.int64]]
-) -> dict[str, int]:
+def module_flops(model: ModelConfig, spec: FeatureSpec, rows: int, lengths: Lengths) -> dict[str, int]:
     """Forward FLOPs of each module of the dense part that has any, by its name in `DenseModel`; arguments as above."""
-    counts = {ROWS: rows, COLUMNS: rows * model.dim}
-    counts |= {_events(s.name): int(lengths[s.name].sum()) for s in spec.sequences}
+    plan = layout(model, spec)
+    seen = {f"raw {name}": own for name, own in lengths.items()}
+    for history in plan.histories:
+        seen[f"raw {history.name}"] = merged_lengths(history, lengths)
+        seen[history.name] = seen[f"raw {history.name}"] + plan.cls
     found: dict[str, int] = {}
-    for weight in _weights(model, spec):
-        if weight.over is not None:
-            found[weight.module] = found.get(weight.module, 0) + weight.flops * counts[weight.over]
-    for sequence in spec.sequences:
-        for module, forward in _attention_flops(model, lengths[sequence.name]).items():
-            for layer in range(model.layers):
-                found[f"layers.{layer}.{module.format(sequence.name)}"] += forward
+    for module in modules(model, spec, plan):
+        forward = rows * total(module.by_row)
+        if module.history:
+            own = seen[module.history]
+            forward += int(own.sum()) * total(module.by_event) + sum(pair.forward_flops(own) for pair in module.pairs)
+        if any(weight.times for weight in module.weights):
+            found[module.name] = forward
     return found
 
 
-def _attention_flops(model: ModelConfig, lengths: NDArray[np.int64]) -> dict[str, int]:
-    """Forward FLOPs of one layer's attention ops over one sequence, by module ("{}": the sequence's name)."""
-    block = model.sequence
-    if block.attention == "block_attention":
-        seen = flops.block_pairs(lengths, BLOCK_SIZE)
-    else:
-        seen = flops.pairs(lengths, lengths, window=block.window)
-    pairs = {
-        "sequence.{}.ffn": flops.pooled_pairs(block.ffn_hidden, lengths),
-        "sequence.{}.attention": seen,
-        "summary.{}": flops.pooled_pairs(model.summary.seeds, lengths),
-    }
-    width = model.dim // model.heads
-    return {module: flops.attention_forward(count, model.heads, width) for module, count in pairs.items()}
+def merged_lengths(history: History, lengths: Lengths) -> NDArray[np.int64]:
+    """int64 [rows]: events of a history of the stack, those of its longest source."""
+    found: NDArray[np.int64] = np.max([np.asarray(lengths[name], np.int64) for name in history.sources], axis=0)
+    return found
 
 
 def event_features(model: ModelConfig, sequence: SequenceSpec) -> int:
@@ -99,70 +95,56 @@ def event_features(model: ModelConfig, sequence: SequenceSpec) -> int:
     return len(sequence.floats) + len(model.age_scales) + 1 + len(PLACE_SCALES)
 
 
-def _weights(model: ModelConfig, spec: FeatureSpec) -> list[Weight]:
-    dim = model.dim
-    found: list[Weight] = []
-    if spec.dense:
-        found += _mlp("tokens.dense", len(spec.dense), [dim], dim)
-    if spec.domain:
-        found.append(Weight("tokens.domain", "weight", (spec.domain.count, dim)))
-    for sequence in spec.sequences:
-        width = event_features(model, sequence)
-        found += _linear(f"events.{sequence.name}", "linear", width, dim, _events(sequence.name))
-    tokens = len(spec.categorical) + bool(spec.dense) + bool(spec.domain)
-    for layer in range(model.layers):
-        for sequence in spec.sequences:
-            found += _sequence(model, sequence.name, f"layers.{layer}", tokens)
-        found += _interaction(model, f"layers.{layer}.interaction", tokens + len(spec.sequences) * model.summary.seeds)
-        tokens = model.interaction.fm_tokens + model.interaction.lc_tokens
+def modules(model: ModelConfig, spec: FeatureSpec, plan: Layout | None = None) -> list[Module]:
+    """Every module with parameters or products, in the model's order; no one holds another."""
+    plan = plan or layout(model, spec)
+    found = [*_tokens(model, spec), *_events(model, spec, plan)]
+    for index, layer in enumerate(plan.layers):
+        found += [
+            module._replace(name=f"layers.{index}.{module.name}")
+            for module in _layer(model, layer, plan.cls, index == 0)
+        ]
     domains = spec.domain.count if spec.domain else 1
     for task in range(len(spec.labels)):
-        found += _mlp(f"heads.tasks.{task}", tokens * dim, model.head_hidden, domains)
+        weights = mlp("", plan.outputs * model.dim, model.head_hidden, domains)
+        found.append(Module(f"heads.tasks.{task}", weights))
     return found
 
 
-def _sequence(model: ModelConfig, name: str, layer: str, tokens: int) -> list[Weight]:
-    """A layer's sequence block and summary."""
-    dim, seeds, block, over = model.dim, model.summary.seeds, model.sequence, _events(name)
-    ffn, attention = (f"{layer}.sequence.{name}.{part}" for part in ("ffn", "attention"))
-    summary = f"{layer}.summary.{name}"
-    return [
-        Weight(ffn, "compression.weight", (block.weight_tokens, tokens), COLUMNS),
-        *_linear(ffn, "keys", block.weight_tokens * dim, block.ffn_hidden * dim, ROWS),
-        Weight(ffn, "values.weight", (block.ffn_hidden * dim, block.weight_tokens * dim), ROWS),
-        Weight(attention, "queries_keys_values.weight", (3 * dim, dim), over),
-        Weight(attention, "output.weight", (dim, dim), over),
-        Weight(summary, "seeds", (seeds, dim)),
-        Weight(summary, "keys.weight", (dim, dim), over),
-    ]
+def _tokens(model: ModelConfig, spec: FeatureSpec) -> Iterator[Module]:
+    if spec.dense:
+        yield Module("tokens.dense", mlp("", len(spec.dense), [model.dim], model.dim))
+    if spec.domain:
+        yield Module("tokens.domain", [Weight("weight", (spec.domain.count, model.dim))])
 
 
-def _interaction(model: ModelConfig, module: str, tokens: int) -> list[Weight]:
-    """A Wukong block over `tokens` tokens: X (XᵀY) takes two products of Y's size."""
-    wukong, dim = model.interaction, model.dim
-    outputs = wukong.fm_tokens + wukong.lc_tokens
-    found = [
-        Weight(module, "fm_columns", (tokens, wukong.rank), COLUMNS, times=2),
-        *_mlp(module, tokens * wukong.rank, wukong.hidden, wukong.fm_tokens * dim, "fm_mlp."),
-        Weight(module, "compression.weight", (wukong.lc_tokens, tokens), COLUMNS),
-    ]
-    if tokens != outputs:
-        found.append(Weight(module, "residual.weight", (outputs, tokens), COLUMNS))
-    return found
+def _events(model: ModelConfig, spec: FeatureSpec, plan: Layout) -> Iterator[Module]:
+    for sequence in spec.sequences:
+        weights = linear("linear", event_features(model, sequence), model.dim)
+        yield Module(f"events.{sequence.name}", [], weights, history=f"raw {sequence.name}")
+    for history in plan.histories:
+        if model.merge:
+            width, hidden = len(history.sources) * model.dim, model.merge.hidden
+            weights = mlp("mask", width, [hidden], width) + mlp("mlp", width, [hidden], model.dim)
+            yield Module("merge", [], weights, history=f"raw {history.name}")
 
 
-def _linear(module: str, name: str, inputs: int, outputs: int, over: str) -> list[Weight]:
-    return [
-        Weight(module, f"{name}.weight", (outputs, inputs), over),
-        Weight(module, f"{name}.bias", (outputs,)),
-    ]
+def _layer(model: ModelConfig, layer: Layer, cls: int, first: bool) -> Iterator[Module]:
+    if layer.x_sum:
+        weights = token_linear("compression", layer.inputs, layer.x_sum, model.dim)
+        weights += gate("gate", model.dim, layer.x_sum) if layer.spec.x_sum_gate != "none" else []
+        yield Module("x_sum", weights)
+    for row in layer.histories:
+        name, own_dim = row.history.name, row.history.dim
+        if first and own_dim != model.dim:
+            adapter = Weight("weight", (own_dim, model.dim), 1)
+            yield Module(f"adapters.{name}", [], [adapter], history=name)
+        for part, own in block_parts(row, layer.x_sum, model.dim).items():
+            yield _sequence_module(f"sequence.{name}.{part}", own, name)
+        if row.summary is not None:
+            yield _sequence_module(f"summary.{name}", summary_part(row.summary, row.history, cls, model.dim), name)
+    yield Module("interaction", interaction_weights(layer.spec.interaction, layer.reads, model.dim))
 
 
-def _mlp(module: str, inputs: int, hidden: list[int], outputs: int, prefix: str = "") -> list[Weight]:
-    widths = [inputs, *hidden, outputs]
-    layers = enumerate(pairwise(widths))
-    return [weight for i, (a, b) in layers for weight in _linear(module, f"{prefix}{2 * i}", a, b, ROWS)]
-
-
-def _events(sequence: str) -> str:
-    return f"[{sequence}]"
+def _sequence_module(name: str, part: SequencePart, history: str) -> Module:
+    return Module(name, part.by_row, part.by_event, part.pairs, history)

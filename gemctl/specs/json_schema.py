@@ -39,19 +39,39 @@ def find(schema: Node, path: KeyPath) -> Node | None:
 
 def child(node: Node, name: str | int) -> Node | None:
     """The schema of key `name` of a mapping (or of any item of a list); None if there is none."""
+    found: list[Node] = []
     for option in options(node):
         if isinstance(name, int) and "items" in option:
-            return dict(option["items"])
-        if name in option.get("properties", {}):
-            return dict(option["properties"][name])
-        if isinstance(option.get("additionalProperties"), dict):
-            return dict(option["additionalProperties"])
-    return None
+            found.append(dict(option["items"]))
+        elif name in option.get("properties", {}):
+            found.append(dict(option["properties"][name]))
+        elif isinstance(option.get("additionalProperties"), dict):
+            found.append(dict(option["additionalProperties"]))
+    if len(found) > 1:
+        return {"anyOf": found}
+    return found[0] if found else None
 
 
 def options(node: Node) -> list[Node]:
     """The alternatives of a value; one for most."""
-    return list(node.get("anyOf", [node]))
+    below = node.get("anyOf", node.get("oneOf"))
+    return [node] if below is None else [option for one in below for option in options(one)]
+
+
+def kinds(node: Node) -> list[Node]:
+    """The alternatives of a value that is chosen by its key `kind`; none for other values."""
+    found = options(node)
+    return found if len(found) > 1 and all("kind" in option.get("properties", {}) for option in found) else []
+
+
+def chosen(node: Node, value: Any) -> Node:
+    """The alternative that the value's `kind` names; the node itself where nothing is chosen so."""
+    kind = value.get("kind") if isinstance(value, dict) else None
+    for option in kinds(node):
+        words = option["properties"]["kind"]
+        if kind in choices(words) or ("pattern" in words and "." in str(kind)):
+            return option
+    return node
 
 
 def is_mapping(node: Node) -> bool:
@@ -77,6 +97,8 @@ def wrong(node: Node, value: Any) -> str:
 
 def describe(node: Node) -> str:
     """What a value must be, in words: `an integer ≥ 1 or auto`."""
+    if kinds(node):
+        return f"a mapping of kind {describe(child(node, 'kind') or {})}"
     return " or ".join(_describe_one(option) for option in options(node))
 
 
@@ -89,15 +111,15 @@ def _describe_one(node: Node) -> str:
         return " ".join(filter(None, ["an integer" if kind == "integer" else "a number", _bounds(node)]))
     if kind == "array":
         low, high = node.get("minItems"), node.get("maxItems")
-        count = f"{low} values" if low is not None and low == high else "values"
+        count = f"{low} values" if low is not None and low == high else f"≥ {low} values" if low else "values"
         return f"a list of {count}, each {describe(node['items'])}"
     if kind == "object":
-        names = ", ".join(node.get("properties", {}))
-        return (
-            f"a mapping with the keys {names}"
-            if names
-            else f"a mapping of names to {describe(node['additionalProperties'])}"
-        )
+        if names := ", ".join(node.get("properties", {})):
+            return f"a mapping with the keys {names}"
+        below = node.get("additionalProperties")
+        return f"a mapping of names to {describe(below)}" if isinstance(below, dict) else "a mapping"
+    if "words" in node:
+        return str(node["words"])
     if kind == "string" and "pattern" in node:
         return f"a string that matches {node['pattern']}"
     return {"string": "a non-empty string" if node.get("minLength") else "a string", "boolean": "true or false"}.get(

@@ -1,5 +1,7 @@
 """The plan's activation estimate against what autograd keeps for the backward of the real dense model."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -7,7 +9,8 @@ from torch import Tensor, nn
 from gemctl.model.embeddings import gather, kjt_inputs
 from gemctl.model.gem import GemModel
 from gemctl.plan.activations import activation_floats
-from gemctl.specs.model import ModelConfig
+from gemctl.specs.model import LayerSpec, ModelConfig
+from tests.models.cases import MORE
 from tests.small import SPEC, rows_batch
 
 ROWS = 256
@@ -34,11 +37,14 @@ def saved_bytes(model: ModelConfig) -> tuple[int, int]:
     return sum(kept.values()), batch.tokens()
 
 
-@pytest.mark.parametrize(
-    "model",
-    [ModelConfig(dim=8), ModelConfig(dim=32, layers=3), ModelConfig(dim=64, heads=4, head_hidden=[256, 128])],
-    ids=["narrow", "deep", "wide"],
-)
+MODELS = {
+    "narrow": ModelConfig(dim=8),
+    "deep": ModelConfig(dim=32, layers=[LayerSpec(repeat=3)]),
+    "wide": ModelConfig(dim=64, heads=4, head_hidden=[256, 128]),
+} | {name: replace(case.model, dim=24, heads=2) for name, case in MORE.items() if case.spec == SPEC}
+
+
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS.keys())
 def test_estimate_is_within_a_fifth_of_what_autograd_keeps(model: ModelConfig) -> None:
     """A fifth: the count leaves out offsets, masks and copies that a kernel makes for its own layout."""
     measured, events = saved_bytes(model)

@@ -34,7 +34,8 @@ from gemctl.plan.fit import USABLE
 from gemctl.plan.memory import run_lengths
 from gemctl.render.plan import plan as render
 from gemctl.specs.data import TableSpec
-from gemctl.specs.model import ModelConfig, SequenceBlockSpec
+from gemctl.specs.model import EventTypeSpec, LayerSpec, ModelConfig
+from gemctl.specs.sequence import BlockAttentionSpec, KunlunSpec
 from tests.small import SPEC
 
 GIB = 1 << 30
@@ -173,14 +174,15 @@ def test_what_train_cannot_run_yet_is_plan_only() -> None:
 
 
 def test_a_model_that_contradicts_itself_is_refused_with_all_its_problems() -> None:
-    blocks = SequenceBlockSpec(attention="block_attention", window=3)
+    blocks = [LayerSpec(sequence=KunlunSpec(attention=BlockAttentionSpec()))]
+    own = {"history": EventTypeSpec(window=3)}
     with pytest.raises(InputError) as error:
-        build(config_of(model=ModelConfig(dim=32, heads=3, sequence=blocks)), SPEC)
+        build(config_of(model=ModelConfig(dim=32, heads=3, layers=blocks, event_types=own)), SPEC)
     assert [problem.split(":")[0] for problem in error.value.problems] == [
         "model.heads is 3, which does not divide model.dim = 32",
-        "model.sequence.window is 3, but block_attention has no window",
+        "model.event_types.history.window is 3, but block_attention has no window",
     ]
-    build(config_of(model=ModelConfig(sequence=SequenceBlockSpec(window=3))), SPEC)
+    build(config_of(model=ModelConfig(event_types=own)), SPEC)
 
 
 def screen(plan: Plan) -> str:

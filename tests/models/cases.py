@@ -9,7 +9,20 @@ from gemctl.data.batch import Batch, EventSequence, Jagged
 from gemctl.model.embeddings import Embedded
 from gemctl.model.gem import DenseModel
 from gemctl.specs.data import CategoricalSpec, DenseSpec, EventIdSpec, FeatureSpec, LabelSpec, SequenceSpec, TableSpec
-from gemctl.specs.model import ModelConfig, SequenceBlockSpec, SummarySpec, WukongSpec
+from gemctl.specs.interaction import DcnSpec, DhenSpec, DotSpec, MlpSpec, WukongExpertsSpec, WukongSpec
+from gemctl.specs.model import EventTypeSpec, LayerSpec, MaskNetSpec, ModelConfig
+from gemctl.specs.sequence import (
+    BlockAttentionSpec,
+    ClsSpec,
+    GatedSpec,
+    HspSpec,
+    HstuSpec,
+    InterFormerSpec,
+    JaggedAttentionSpec,
+    KunlunSpec,
+    LastSpec,
+    PmaSpec,
+)
 from tests.small import SPEC
 
 LENGTHS = [5, 0, 1, 9, 2, 0, 7]
@@ -42,14 +55,48 @@ SMALL = ModelConfig(dim=8)
 DEEP = ModelConfig(
     dim=12,
     heads=3,
-    layers=3,
-    interaction=WukongSpec(fm_tokens=3, lc_tokens=2, rank=5, hidden=[7, 6]),
-    sequence=SequenceBlockSpec(weight_tokens=3, ffn_hidden=5),
-    summary=SummarySpec(seeds=2),
+    layers=[
+        LayerSpec(
+            repeat=3,
+            x_sum=3,
+            interaction=WukongSpec(fm_tokens=3, lc_tokens=2, rank=5, hidden=[7, 6]),
+            sequence=KunlunSpec(ffn_hidden=5),
+            summary=PmaSpec(tokens=2),
+        )
+    ],
     head_hidden=[],
 )
-WINDOW = replace(SMALL, layers=2, sequence=SequenceBlockSpec(window=2))
-BLOCKS = replace(SMALL, layers=2, sequence=SequenceBlockSpec(attention="block_attention"))
+TWICE = replace(SMALL, layers=[LayerSpec(repeat=2)])
+WINDOW = replace(SMALL, layers=[LayerSpec(repeat=2, sequence=KunlunSpec(attention=JaggedAttentionSpec(window=2)))])
+BLOCKS = replace(SMALL, layers=[LayerSpec(repeat=2, sequence=KunlunSpec(attention=BlockAttentionSpec()))])
+
+
+def layers(*specs: LayerSpec) -> ModelConfig:
+    return ModelConfig(dim=8, layers=list(specs), head_hidden=[5])
+
+
+SMALL_WUKONG = WukongSpec(fm_tokens=3, lc_tokens=2, rank=3, hidden=[6])
+PARTS = GatedSpec(parts=[ClsSpec(), PmaSpec(tokens=2), LastSpec(tokens=3)])
+COMP_SKIP = LayerSpec(
+    repeat=4,
+    x_sum=3,
+    comp_skip="even",
+    reads="x_sum",
+    interaction=SMALL_WUKONG,
+    sequence=KunlunSpec(ffn_hidden=3, attention=JaggedAttentionSpec(window=3, position="rote", qk_norm=True)),
+    summary=HspSpec(seeds=5, tokens=2, rank=2),
+)
+INTERFORMER = LayerSpec(
+    repeat=2,
+    x_sum=2,
+    x_sum_gate="literal",
+    interaction=DotSpec(tokens=3, hidden=[5]),
+    sequence=InterFormerSpec(ffn_rank=5, attention=JaggedAttentionSpec(position="rope", causal=True)),
+    summary=PARTS,
+)
+HSTU = LayerSpec(
+    repeat=2, interaction=SMALL_WUKONG, sequence=HstuSpec(position="rope", window=4), summary=LastSpec(tokens=2)
+)
 
 
 @dataclass(frozen=True)
@@ -66,16 +113,87 @@ CASES = {
     "three layers": Case(DEEP, SPEC),
     "window": Case(WINDOW, SPEC),
     "blocks": Case(BLOCKS, SPEC, tuple(LONG)),
-    "several sequences": Case(replace(SMALL, layers=2), SEVERAL),
-    "no sequence": Case(replace(SMALL, layers=2), TABULAR),  # its second layer has an identity as shortcut
+    "several sequences": Case(TWICE, SEVERAL),
+    "no sequence": Case(TWICE, TABULAR),  # its second layer has an identity as shortcut
     "no dense": Case(DEEP, replace(SPEC, dense=[])),
     "no domain": Case(SMALL, replace(SPEC, domain=None)),
     "ids of one table": Case(SMALL, PLAIN),
     "no table": Case(SMALL, FLOATS),
     "short histories": Case(SMALL, SPEC, (0, 1, 1, 0)),
     "no event": Case(SMALL, SPEC, (0, 0)),
-    "no row": Case(replace(SMALL, layers=2), SEVERAL, ()),
+    "no row": Case(TWICE, SEVERAL, ()),
 }
+MORE = {
+    "CompSkip, even": Case(layers(COMP_SKIP), SEVERAL),
+    "CompSkip, odd": Case(layers(replace(COMP_SKIP, comp_skip="odd", repeat=3)), SPEC),
+    "interformer": Case(layers(INTERFORMER), SEVERAL),
+    "interformer, no residual": Case(
+        layers(
+            replace(
+                INTERFORMER,
+                x_sum_gate="scaled",
+                sequence=InterFormerSpec(ffn_rank=5, residual=False, attention=JaggedAttentionSpec(position="rope")),
+                summary=replace(PARTS, gate="scaled"),
+            )
+        ),
+        SPEC,
+    ),
+    "hstu": Case(layers(HSTU), SEVERAL),
+    "rotary blocks": Case(
+        layers(LayerSpec(sequence=KunlunSpec(attention=BlockAttentionSpec(rope=True, qk_norm=True)))), SPEC, tuple(LONG)
+    ),
+    "event types": Case(
+        replace(
+            layers(replace(COMP_SKIP, comp_skip=None)),
+            event_types={
+                "history": EventTypeSpec(dim=12, heads=3, tokens=3, depth=2, window=1),
+                "clicks": EventTypeSpec(dim=4, heads=1),
+            },
+        ),
+        SEVERAL,
+    ),
+    "event types with CLS": Case(
+        replace(layers(INTERFORMER), event_types={"history": EventTypeSpec(dim=12, depth=1)}), SEVERAL
+    ),
+    "merged": Case(replace(layers(INTERFORMER), merge=MaskNetSpec(hidden=7)), SEVERAL),
+    "merged one": Case(replace(SMALL, merge=MaskNetSpec(hidden=3)), SPEC),
+    "dhen": Case(
+        layers(
+            LayerSpec(
+                repeat=2,
+                interaction=DhenSpec(
+                    members=[
+                        replace(SMALL_WUKONG, fm="attentive", fm_compression=3, fm_hidden=[5]),
+                        DcnSpec(tokens=2, hidden=[5], crosses=2, rank=3),
+                        MlpSpec(tokens=1, hidden=[4]),
+                        WukongExpertsSpec(experts=3, tokens=4, fm_tokens=2, lc_tokens=1, rank=2, hidden=[4]),
+                    ]
+                ),
+            )
+        ),
+        SPEC,
+    ),
+    "experts": Case(
+        layers(
+            LayerSpec(
+                repeat=2,
+                interaction=WukongExpertsSpec(experts=2, tokens=6, fm_tokens=2, lc_tokens=2, rank=2, hidden=[4]),
+            )
+        ),
+        SPEC,
+    ),
+    "mlp and dcnv2": Case(
+        layers(
+            LayerSpec(interaction=MlpSpec(tokens=3, hidden=[])),
+            LayerSpec(interaction=DcnSpec(tokens=2, hidden=[5], crosses=1, rank=2), reads="x_sum"),
+        ),
+        SPEC,
+    ),
+    "one token": Case(layers(LayerSpec(interaction=DotSpec(tokens=1, hidden=[3]))), replace(FLOATS, domain=None)),
+    "mixed, no row": Case(layers(INTERFORMER, replace(COMP_SKIP, repeat=1)), SEVERAL, ()),
+    "mixed, no event": Case(layers(INTERFORMER, replace(COMP_SKIP, repeat=1), HSTU), SEVERAL, (0, 0)),
+}
+ALL = CASES | MORE
 
 
 def random_batch(spec: FeatureSpec, lengths: tuple[int, ...], seed: int = 0) -> Batch:

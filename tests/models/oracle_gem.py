@@ -23,6 +23,7 @@ from torch import Tensor
 from gemctl.data.batch import Batch, EventSequence
 from gemctl.specs.data import FeatureSpec, SequenceSpec
 from gemctl.specs.model import ModelConfig
+from gemctl.specs.sequence import BlockAttentionSpec, KunlunSpec
 
 State = dict[str, Tensor]
 BLOCK = 64
@@ -41,12 +42,17 @@ def logits(
     x = _tokens(state, spec, batch, categorical)
     histories = {s.name: _events(state, model, s, batch.sequences[s.name], events) for s in spec.sequences}
     masks = {name: _mask(history.offsets) for name, history in batch.sequences.items()}
-    for layer in range(model.layers):
+    for layer, spec_of_layer in enumerate(spec_ for spec_ in model.layers for _ in range(spec_.repeat)):
         parts = [x]
+        block = spec_of_layer.sequence
+        assert isinstance(block, KunlunSpec)
+        x_sum = x
+        if masks:
+            x_sum = torch.einsum("cn,bnd->bcd", state[f"layers.{layer}.x_sum.compression.weight"], x)
         for name, mask in masks.items():
             s = histories[name]
-            s = s + _personalised(state, f"layers.{layer}.sequence.{name}.ffn", model, s, x)
-            s = s + _attention(state, f"layers.{layer}.sequence.{name}.attention", model, s, mask)
+            s = s + _personalised(state, f"layers.{layer}.sequence.{name}.ffn", model, block, s, x_sum)
+            s = s + _attention(state, f"layers.{layer}.sequence.{name}.attention", model, block, s, mask)
             histories[name] = s
             parts.append(_pool(state, f"layers.{layer}.summary.{name}", model, s, mask))
         x = _wukong(state, f"layers.{layer}.interaction", model, torch.cat(parts, 1))
@@ -81,11 +87,10 @@ def _events(
     return ids + torch.stack(columns, 2) @ weight.T + bias
 
 
-def _personalised(state: State, name: str, model: ModelConfig, s: Tensor, x: Tensor) -> Tensor:
+def _personalised(state: State, name: str, model: ModelConfig, block: KunlunSpec, s: Tensor, x_sum: Tensor) -> Tensor:
     """GDPA: act(S W₁(x)) W₂(x), head by head; no softmax, so padding needs no mask (it is never read)."""
-    hidden, width = model.sequence.ffn_hidden, model.dim // model.heads
-    compressed = torch.einsum("cn,bnd->bcd", state[f"{name}.compression.weight"], x)
-    flat = compressed.reshape(x.shape[0], compressed.shape[1] * model.dim)
+    hidden, width = block.ffn_hidden, model.dim // model.heads
+    flat = x_sum.reshape(x_sum.shape[0], x_sum.shape[1] * model.dim)
     keys = flat @ state[f"{name}.keys.weight"].T + state[f"{name}.keys.bias"]
     values = flat @ state[f"{name}.values.weight"].T
     q, outputs = _norm(s), []
@@ -97,22 +102,22 @@ def _personalised(state: State, name: str, model: ModelConfig, s: Tensor, x: Ten
     return torch.cat(outputs, 2)
 
 
-def _attention(state: State, name: str, model: ModelConfig, s: Tensor, mask: Tensor) -> Tensor:
+def _attention(state: State, name: str, model: ModelConfig, block: KunlunSpec, s: Tensor, mask: Tensor) -> Tensor:
     place = torch.arange(mask.shape[1])
     distance = (place[:, None] - place[None, :]).abs()
     sees = torch.ones_like(distance, dtype=torch.bool)
-    if model.sequence.attention == "block_attention":
+    if isinstance(block.attention, BlockAttentionSpec):
         sees = place[:, None] // BLOCK == place[None, :] // BLOCK
-    elif model.sequence.window is not None:
-        sees = distance <= model.sequence.window
+    elif block.attention.window is not None:
+        sees = distance <= block.attention.window
     three = _norm(s) @ state[f"{name}.queries_keys_values.weight"].T
     q, k, v = three[..., : model.dim], three[..., model.dim : 2 * model.dim], three[..., 2 * model.dim :]
     return _heads(q, k, v, model, sees & mask[:, None, :]) @ state[f"{name}.output.weight"].T
 
 
 def _pool(state: State, name: str, model: ModelConfig, s: Tensor, mask: Tensor) -> Tensor:
-    seeds = state[f"{name}.seeds"]
-    keys = _norm(s) @ state[f"{name}.keys.weight"].T
+    seeds = state[f"{name}.parts.0.seeds"]
+    keys = _norm(s) @ state[f"{name}.parts.0.keys.weight"].T
     q = seeds.expand(s.shape[0], *seeds.shape)
     sees = mask[:, None, :].expand(-1, seeds.shape[0], -1)
     return _norm(_heads(q, keys, s, model, sees))
@@ -136,10 +141,10 @@ def _heads(q: Tensor, k: Tensor, v: Tensor, model: ModelConfig, sees: Tensor) ->
 def _wukong(state: State, name: str, model: ModelConfig, x: Tensor) -> Tensor:
     """FM(X) = X (XᵀY); the shortcut is X itself where the numbers of tokens agree."""
     rows, tokens, dim = x.shape
-    products = torch.einsum("bnd,bmd,mk->bnk", x, x, state[f"{name}.fm_columns"])
-    fm = _mlp(state, f"{name}.fm_mlp", _norm(products.reshape(rows, tokens * model.interaction.rank)))
-    lc = torch.einsum("on,bnd->bod", state[f"{name}.compression.weight"], x)
-    together = torch.cat([fm.reshape(rows, model.interaction.fm_tokens, dim), lc], 1)
+    products = torch.einsum("bnd,bmd,mk->bnk", x, x, state[f"{name}.members.0.columns.weight"])
+    fm = _mlp(state, f"{name}.members.0.fm_mlp", _norm(products.reshape(rows, tokens * products.shape[2])))
+    lc = torch.einsum("on,bnd->bod", state[f"{name}.members.0.compression.weight"], x)
+    together = torch.cat([fm.reshape(rows, fm.shape[1] // dim, dim), lc], 1)
     mixed = f"{name}.residual.weight"
     shortcut = torch.einsum("on,bnd->bod", state[mixed], x) if mixed in state else x
     return _norm(together + shortcut)

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from gemctl.data.batch import Batch
 from gemctl.model.gem import GemModel
 from gemctl.specs.count import dense_parameters, module_flops, parameters, step_flops
-from tests.models.cases import CASES, LENGTHS, NANO, Case, cast, random_batch, random_dense, random_embedded
+from tests.models.cases import ALL, LENGTHS, NANO, Case, cast, random_batch, random_dense, random_embedded
 from tests.small import SPEC
 
 
@@ -20,7 +20,7 @@ def lengths_of(batch: Batch) -> dict[str, NDArray[np.int64]]:
     return {name: sequence.offsets.diff().numpy() for name, sequence in batch.sequences.items()}
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+@pytest.mark.parametrize("case", ALL.values(), ids=ALL.keys())
 def test_parameters_are_the_models(case: Case) -> None:
     with torch.device("meta"):
         model = GemModel(case.model, case.spec)
@@ -34,7 +34,7 @@ def test_parameters_are_the_models(case: Case) -> None:
     }
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+@pytest.mark.parametrize("case", ALL.values(), ids=ALL.keys())
 def test_flops_are_those_of_a_real_batch(case: Case) -> None:
     """Equal to the last FLOP, forward module by module, but for what the backward of the real model leaves out.
 
@@ -56,7 +56,7 @@ def test_flops_are_those_of_a_real_batch(case: Case) -> None:
     found = {name: sum(by_module.get(f"DenseModel.{name}", {}).values()) for name in wanted}
     assert found == wanted
 
-    not_needed = 2 * len(batch) * len(case.spec.dense) * case.model.dim
+    not_needed: int = 2 * len(batch) * len(case.spec.dense) * case.model.dim
     for sequence in case.spec.sequences:
         not_needed += 2 * int(lengths[sequence.name].sum()) * (len(sequence.floats) + 3 + 5) * case.model.dim
     total = step_flops(case.model, case.spec, len(batch), lengths)
@@ -69,7 +69,8 @@ def test_flops_of_gem_nano_by_hand() -> None:
     assert found == {
         "tokens.dense": 2 * (2 * 32 + 32 * 32),
         "events.history": 2 * 5 * (1 + 3 + 5) * 32,
-        "layers.0.sequence.history.ffn": 2 * 4 * 5 * 32 + 2 * (4 * 32) * (2 * 16 * 32) + 4 * 32 * 5 * 16,
+        "layers.0.x_sum": 2 * 4 * 5 * 32,
+        "layers.0.sequence.history.ffn": 2 * (4 * 32) * (2 * 16 * 32) + 4 * 32 * 5 * 16,
         "layers.0.sequence.history.attention": 2 * 5 * 32 * (3 * 32 + 32) + 4 * 32 * 5 * 5,
         "layers.0.summary.history": 2 * 5 * 32 * 32 + 4 * 32 * 4 * 5,
         "layers.0.interaction": 2 * 2 * 9 * 32 * 8 + 2 * (72 * 128 + 128 * 256) + 2 * 32 * (8 * 9 + 16 * 9),

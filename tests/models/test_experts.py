@@ -9,8 +9,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from gemctl.model.experts import Exchange, WukongExperts
 from gemctl.model.init import InitRule, init_rules
-from gemctl.specs.count_experts import experts_weights
-from gemctl.specs.model import WukongExpertsSpec
+from gemctl.specs.count_interaction import core_weights
+from gemctl.specs.interaction import WukongExpertsSpec
 
 DIM = 6
 CASES = {  # (experts, inputs): parts of 3 tokens, the last ones starting over; of 2; of 1, more experts than tokens
@@ -112,7 +112,7 @@ def test_no_row_gives_no_row_and_zero_gradients(spec: WukongExpertsSpec, inputs:
 def test_counts_and_rules_are_the_modules(spec: WukongExpertsSpec, inputs: int) -> None:
     with torch.device("meta"):
         shapes = {name: tuple(p.shape) for name, p in WukongExperts(spec, inputs, DIM).named_parameters()}
-    counted = experts_weights(spec, inputs, DIM)
+    counted = core_weights(spec, inputs, DIM)
     assert {weight.name: weight.shape for weight in counted} == shapes
     assert all(shape[0] == spec.experts for shape in shapes.values())
     with FlopCounterMode(display=False) as found:

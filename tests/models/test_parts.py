@@ -12,7 +12,9 @@ from gemctl.model.gem import DenseModel, GemModel
 from gemctl.model.init import InitRule, init_rules
 from gemctl.specs.feature_spec import TAKEN
 from tests.models.cases import (
+    ALL,
     CASES,
+    LENGTHS,
     NANO,
     SEVERAL,
     Case,
@@ -24,7 +26,7 @@ from tests.models.cases import (
 )
 from tests.small import SPEC
 
-SOME = {name: CASES[name] for name in ("gem_nano", "three layers", "window", "blocks", "several sequences")}
+SOME = {name: ALL[name] for name in ALL if len(ALL[name].lengths) == len(LENGTHS)}
 EMPTY = {"no event": (0, 0, 0), "no row": ()}
 
 
@@ -93,17 +95,18 @@ def test_every_entry_of_every_parameter_matters(case: Case) -> None:
     assert not [name for name, size in sizes.items() if not (size > 1e-12 * largest).all()]
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_init_rules_are_those_of_the_parameters(case: Case) -> None:
+@pytest.mark.parametrize("case_id", ALL)
+def test_init_rules_are_those_of_the_parameters(case_id: str) -> None:
+    case = ALL[case_id]
     with torch.device("meta"):
         model = GemModel(case.model, case.spec)
     rules = init_rules(model)
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
     assert rules.keys() == shapes.keys()
     for name, rule in rules.items():
-        if name.endswith(".bias"):
+        if name.endswith("bias"):
             assert rule == InitRule("zeros"), name
-        elif name.endswith(("ffn.values.weight", "attention.output.weight")):
+        elif name.endswith(("ffn.values.weight", "attention.output.weight")) and "no residual" not in case_id:
             assert rule == InitRule("zeros"), name  # every residual branch starts as the identity
         else:
             bound = 1.0 if name.endswith("seeds") else fan_in(name, shapes[name]) ** -0.5
@@ -113,7 +116,9 @@ def test_init_rules_are_those_of_the_parameters(case: Case) -> None:
 
 def fan_in(name: str, shape: torch.Size) -> int:
     """Numbers that one output sums: a table's width stands for it, as a row is what the next layer sums over."""
-    return shape[0] if name.endswith("fm_columns") else shape[1]
+    if len(shape) == 3:  # stacked by expert
+        return {"fm_columns": shape[1], "merge": shape[0] * shape[2]}.get(name.rpartition(".")[2], shape[2])
+    return shape[0] if name.endswith("columns.weight") else shape[1]
 
 
 def test_a_parameter_without_a_rule_is_an_error() -> None:

@@ -1,0 +1,189 @@
+"""What a model is for a feature spec, layer by layer: the one expansion that modules, counts and plan all read.
+
+    from gemctl.specs.layout import layout
+    for layer in layout(config.model, spec).layers:
+        print(layer.inputs, layer.reads, layer.outputs)
+
+It resolves `repeat`, event personalisation, CompSkip, the merge of histories and CLS tokens. Each history goes through
+the layers; what nothing reads is left out: no X_sum where no block asks for one, no sequence block after the last
+summary of its history that is made anew.
+"""
+
+from dataclasses import dataclass, replace
+
+from gemctl.specs import custom
+from gemctl.specs.data import FeatureSpec
+from gemctl.specs.interaction import CustomSpec, Interaction, Member, WukongSpec, members
+from gemctl.specs.model import EventTypeSpec, LayerSpec, ModelConfig
+from gemctl.specs.sequence import (
+    ClsSpec,
+    GatedSpec,
+    HspSpec,
+    HstuSpec,
+    InterFormerSpec,
+    JaggedAttentionSpec,
+    KunlunSpec,
+    LastSpec,
+    Part,
+    PmaSpec,
+    SequenceBlock,
+    Summary,
+    parts,
+)
+
+MERGED = "merged"
+
+
+@dataclass(frozen=True)
+class History:
+    """One history of the stack: a sequence of the spec, or all of them merged (`sources`, in the spec's order)."""
+
+    name: str
+    sources: tuple[str, ...]
+    dim: int
+    heads: int
+
+
+@dataclass(frozen=True)
+class HistoryLayer:
+    """What one layer does with one history.
+
+    `block` None: the events stay as they are; `attends`: the block's self-attention runs. `summary` None: the last
+    one is read again. `tokens`: those of the summary that is read.
+    """
+
+    history: History
+    block: SequenceBlock | None
+    attends: bool
+    summary: Summary | None
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Layer:
+    """`inputs` tokens of X; `x_sum` tokens of X_sum (0: not made); the interaction reads `reads`, makes `outputs`."""
+
+    spec: LayerSpec
+    inputs: int
+    x_sum: int
+    histories: tuple[HistoryLayer, ...]
+    reads: int
+    outputs: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """`tokens`: of X before the first layer; `cls`: CLS tokens before the oldest event of every history."""
+
+    tokens: int
+    cls: int
+    histories: tuple[History, ...]
+    layers: tuple[Layer, ...]
+
+    @property
+    def outputs(self) -> int:
+        """Tokens that the heads read."""
+        return self.layers[-1].outputs
+
+
+def layout(model: ModelConfig, spec: FeatureSpec) -> Layout:
+    """The expansion; `gemctl.specs.contradictions` says what of a model cannot be expanded."""
+    specs = expanded(model)
+    found = histories(model, spec)
+    summaries = [part for layer in specs for part in parts(layer.summary)] if found else []
+    cls = specs[0].x_sum if any(isinstance(part, ClsSpec) for part in summaries) else 0
+    rows = [_history_layers(specs, history, model.event_types.get(history.name), cls) for history in found]
+    tokens = len(spec.categorical) + bool(spec.dense) + bool(spec.domain)
+    layers: list[Layer] = []
+    for index, own in enumerate(specs):
+        inputs = layers[-1].outputs if layers else tokens
+        layers.append(_layer(own, inputs, tuple(row[index] for row in rows), bool(cls and index == 0)))
+    return Layout(tokens, cls, tuple(found), tuple(layers))
+
+
+def expanded(model: ModelConfig) -> list[LayerSpec]:
+    """One spec for each layer."""
+    return [layer for layer in model.layers for _ in range(layer.repeat)]
+
+
+def histories(model: ModelConfig, spec: FeatureSpec) -> list[History]:
+    """The histories that go through the layers."""
+    names = [sequence.name for sequence in spec.sequences]
+    sources = {MERGED: tuple(names)} if model.merge and names else {name: (name,) for name in names}
+    found = []
+    for name, own in sources.items():
+        personal = model.event_types.get(name, EventTypeSpec())
+        found.append(History(name, own, personal.dim or model.dim, personal.heads or model.heads))
+    return found
+
+
+def outputs(spec: Interaction) -> int:
+    """Tokens that an interaction block makes."""
+    return sum(_core_outputs(member) for member in members(spec))
+
+
+def _core_outputs(member: Member) -> int:
+    if isinstance(member, WukongSpec):
+        return member.fm_tokens + member.lc_tokens
+    return custom.load(member).tokens if isinstance(member, CustomSpec) else member.tokens
+
+
+def summary_tokens(summary: Summary, cls: int) -> int:
+    """Tokens of one history's summary."""
+    return sum(cls if isinstance(part, ClsSpec) else part.tokens for part in parts(summary))
+
+
+def _layer(spec: LayerSpec, inputs: int, rows: tuple[HistoryLayer, ...], makes_cls: bool) -> Layer:
+    asked = any(isinstance(row.block, (KunlunSpec, InterFormerSpec)) for row in rows)
+    x_sum = spec.x_sum if asked or makes_cls or spec.reads == "x_sum" else 0
+    reads = (x_sum if spec.reads == "x_sum" else inputs) + sum(row.tokens for row in rows)
+    return Layer(spec, inputs, x_sum, rows, reads, outputs(spec.interaction))
+
+
+def _history_layers(
+    specs: list[LayerSpec], history: History, personal: EventTypeSpec | None, cls: int
+) -> list[HistoryLayer]:
+    personal = personal or EventTypeSpec()
+    depth = min(personal.depth or len(specs), len(specs))
+    fresh = [_makes_summary(spec, index) for index, spec in enumerate(specs[:depth])]
+    fresh += [False] * (len(specs) - depth)
+    last = max(index for index, makes in enumerate(fresh) if makes)
+    found: list[HistoryLayer] = []
+    for index, spec in enumerate(specs):
+        block = _with_window(spec.sequence, personal.window) if index <= last else None
+        attends = block is not None and _parity(index) != spec.comp_skip
+        summary = _with_tokens(spec.summary, personal.tokens) if fresh[index] else None
+        tokens = summary_tokens(summary, cls) if summary is not None else found[-1].tokens
+        found.append(HistoryLayer(history, block, attends, summary, tokens))
+    return found
+
+
+def _makes_summary(spec: LayerSpec, index: int) -> bool:
+    """The first layer always does: there is none to read again."""
+    return index == 0 or spec.comp_skip in {None, _parity(index)}
+
+
+def _parity(index: int) -> str:
+    return "odd" if index % 2 else "even"
+
+
+def _with_window(block: SequenceBlock, window: int | None) -> SequenceBlock:
+    if window is None:
+        return block
+    if isinstance(block, HstuSpec):
+        return replace(block, window=window)
+    if isinstance(block.attention, JaggedAttentionSpec):
+        return replace(block, attention=replace(block.attention, window=window))
+    return block
+
+
+def _with_tokens(summary: Summary, tokens: int | None) -> Summary:
+    if tokens is None:
+        return summary
+
+    def own(part: Part) -> Part:
+        return replace(part, tokens=tokens) if isinstance(part, (PmaSpec, HspSpec, LastSpec)) else part
+
+    if isinstance(summary, GatedSpec):
+        return replace(summary, parts=[own(part) for part in summary.parts])
+    return own(summary)
