@@ -7,7 +7,7 @@ Random jagged batches with empty, 1-token and 10,000-token sequences, every buff
 and float16, 1e-5 for float32.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -167,6 +167,12 @@ def magnitude(check: Check, given: dict[str, Tensor]) -> Tensor:
         patch.setitem(ACTIVATIONS, Activation(check.options["activation"]), lambda x: act(x).abs())
         with dispatch.use("reference"):
             return call(check, {name: x.double() for name, x in absolute.items()}).norm()
+
+
+@pytest.fixture(autouse=True)
+def memory_for_others() -> Iterator[None]:
+    yield
+    torch.cuda.empty_cache()
 
 
 @pytest.mark.parametrize("check", checks(), ids=str)
