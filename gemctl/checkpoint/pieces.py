@@ -2,7 +2,8 @@
 
 A state maps keys to plain tensors (the same on every rank that has the key), FSDP2 DTensors, or TorchRec's tables
 (DTensors over LocalShardsWrapper). Ranks may hold different keys: a table-wise table's optimizer state exists on its
-owner alone. Everything else here (save, hash, compare) works on pieces, so only this file knows these kinds.
+owner alone. Several replicas may hold one table shard: the pieces of each are the part of it that it writes. Everything
+else here (save, hash, compare) works on pieces, so only this file knows these kinds.
 """
 
 from collections.abc import Mapping
@@ -12,7 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
+
+from gemctl.mesh.axes import Axis
 
 
 @dataclass(frozen=True)
@@ -42,13 +46,33 @@ def _local_pieces(value: Tensor) -> list[Piece]:
     local: Any = value.to_local()
     # Both are DCP's protocol for sharded tensors. A table's rank without rows has a box of no size and no shard.
     if hasattr(local, "local_shards"):
-        shards, boxes = local.local_shards(), local.__create_chunk_list__()
+        shards, boxes = _own_rows(local.local_shards(), local.__create_chunk_list__(), value.device_mesh)
     else:
         place = (value.device_mesh, value.placements, value.shape)
         if place not in _boxes:
             _boxes[place] = value.__create_chunk_list__()
         shards, boxes = [local], _boxes[place]
     return [Piece(shard.detach(), tuple(box.offsets), value.size()) for shard, box in zip(shards, boxes, strict=False)]
+
+
+def _own_rows(
+    shards: list[Tensor], boxes: list[ChunkStorageMetadata], mesh: DeviceMesh
+) -> tuple[list[Tensor], list[ChunkStorageMetadata]]:
+    """Of table shards that several replicas hold, the rows that this one writes: each writes its part."""
+    names = mesh.mesh_dim_names or ()
+    if Axis.MP_REPLICATE.value not in names:
+        return shards, boxes
+    axis = names.index(Axis.MP_REPLICATE.value)
+    found: tuple[list[Tensor], list[ChunkStorageMetadata]] = ([], [])
+    for shard, box in zip(shards, boxes, strict=False):
+        block = -(-shard.shape[0] // mesh.size(axis))
+        first = block * mesh.get_local_rank(axis)
+        part = shard[first : first + block]
+        if part.numel():
+            offsets = torch.Size((box.offsets[0] + first, *box.offsets[1:]))
+            found[0].append(part)
+            found[1].append(ChunkStorageMetadata(offsets, part.shape))
+    return found
 
 
 def layout(value: Tensor) -> str:
