@@ -10,6 +10,7 @@ import hashlib
 import socket
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from gemctl import env
-from gemctl.checkpoint.load import load
+from gemctl.checkpoint.load import load, load_some
 from gemctl.checkpoint.save import Saver
 from gemctl.cluster.host import this_host
 from gemctl.config.compose import from_yaml
@@ -27,13 +28,16 @@ from gemctl.errors import GemctlError, InputError
 from gemctl.mesh.groups import HostReport, Mesh
 from gemctl.mesh.topology import Topology
 from gemctl.parallel.assemble import assemble
+from gemctl.plan.state import saved_state
 from gemctl.run.attempt import Attempt, Base, Heartbeat, claim, watch_beat
 from gemctl.run.directory import RunDir
+from gemctl.run.files import create_json
 from gemctl.run.inject import maybe_inject
 from gemctl.run.laid import lay_attempt, read_mesh
-from gemctl.run.manifest import RunFacts, newest_verified
+from gemctl.run.manifest import RunFacts, count_kinds, newest_verified
 from gemctl.run.requests import pending
 from gemctl.run.stages import Stage, StageRecorder
+from gemctl.run.warm_start import match
 from gemctl.specs import feature_spec
 from gemctl.specs.count import step_flops
 from gemctl.specs.data import FeatureSpec
@@ -89,7 +93,7 @@ class Worker:
         base = self.attempt.base()
         with self.ledger.part("load"):
             self._enter("load", base.step)
-            self._load(trainer, base.checkpoint)
+            self._load(trainer, base)
         finished = trainer.run(base.step)
         self._enter("close", self.config.train.steps)
         trainer.log.finish(trainer.done)
@@ -141,10 +145,22 @@ class Worker:
         )
         return Saver(self.run_dir.checkpoints, self.attempt.number, self.config.checkpoint, facts)
 
-    def _load(self, trainer: Trainer, checkpoint: str | None) -> None:
-        if checkpoint is not None:
-            manifest = load(self.run_dir.checkpoints / checkpoint, trainer.state())
+    def _load(self, trainer: Trainer, base: Base) -> None:
+        """Fills the state from the checkpoint of `base`, or from another run's at a warm start; says what came."""
+        warm = self.config.checkpoint.warm_start
+        if base.checkpoint is not None:
+            folder = self.run_dir.checkpoints / base.checkpoint
+            manifest = load(folder, trainer.state())
             trainer.optimizer.applied = manifest.position["applied_updates"]
+        elif warm is not None:
+            folder = Path(warm.source)
+            found = match(warm, folder, saved_state(self.config, trainer.spec))
+            manifest = load_some(folder, trainer.state(), found.loaded)
+        else:
+            return
+        if self.rank == 0:
+            counts = {kind: asdict(count) for kind, count in count_kinds(manifest.objects).items()}
+            create_json(self.attempt.loaded, {"checkpoint": str(folder), "step": manifest.step, "tensors": counts})
 
     def _enter(self, stage: Stage, step: int | None) -> None:
         self.stages.enter(stage, step)

@@ -4,11 +4,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from gemctl.plan.build import Plan
+from gemctl.run.warm_start import WarmStart
 
 
 @dataclass
 class DryRun:
-    """`plan` and the launch `request` of a first attempt, as the launcher would get it."""
+    """`plan` and the launch `request` of a first attempt, as the launcher would get it; what it would start from."""
 
     plan: Plan
     request: dict[str, Any]
+    warm_start: WarmStart | None

@@ -9,6 +9,7 @@ from gemctl.errors import InputError
 if TYPE_CHECKING:
     from gemctl.config.schema import Config, DataConfig
     from gemctl.plan.build import Plan
+    from gemctl.specs.data import FeatureSpec
 
 
 def add_configuration(parser: argparse.ArgumentParser) -> None:
@@ -40,18 +41,21 @@ def is_file(word: str) -> bool:
 
 
 def planned(config: "Config") -> "Plan":
-    """The plan of a configuration. Raises InputError for a missing or bad feature spec or a topology that has no place.
-
-    The spec of a synthetic log that is not written yet is known all the same.
-    """
+    """The plan of a configuration. Raises InputError for a bad feature spec or a topology that has no place."""
     from gemctl.plan.build import build
+
+    return build(config, spec_of(config))
+
+
+def spec_of(config: "Config") -> "FeatureSpec":
+    """The feature spec of a configuration; that of a synthetic log also where it is not written yet."""
     from gemctl.specs import feature_spec
 
     if config.data.synthetic is not None and not paths.exists(config.data.spec):
         from gemctl.data.synthetic import spec_text
 
-        return build(config, feature_spec.parse(spec_text(config.data.synthetic), config.data.spec))
-    return build(config, feature_spec.load(config.data.spec))
+        return feature_spec.parse(spec_text(config.data.synthetic), config.data.spec)
+    return feature_spec.load(config.data.spec)
 
 
 def check_data(data: "DataConfig") -> None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from gemctl.launchers.dry_run import DryRun
     from gemctl.plan.build import Plan
     from gemctl.run.report import Report
+    from gemctl.run.warm_start import WarmStart
 
 HELP = "Train a model as the configuration says."
 
@@ -35,18 +36,33 @@ def run(args: argparse.Namespace) -> Any:
         return config
     plan = checked_plan(config)
     check_data(config.data)
-    return _dry_run(config, plan) if args.dry_run else _train(config, plan, args)
+    warm = _warm_start(config)
+    return _dry_run(config, plan, warm) if args.dry_run else _train(config, plan, warm, args)
 
 
-def _dry_run(config: "Config", plan: "Plan") -> "DryRun":
+def _warm_start(config: "Config") -> "WarmStart | None":
+    """What the run begins with; `config` names the checkpoint's folder from then on."""
+    if config.checkpoint.warm_start is None:
+        return None
+    from gemctl.commands.configured import spec_of
+    from gemctl.plan.state import saved_state
+    from gemctl.run.warm_start import find_source, match
+
+    warm = config.checkpoint.warm_start
+    folder = find_source(warm, config.run.root)
+    warm.source = str(folder)
+    return match(warm, folder, saved_state(config, spec_of(config)))
+
+
+def _dry_run(config: "Config", plan: "Plan", warm: "WarmStart | None") -> "DryRun":
     from gemctl.launchers.dry_run import DryRun
     from gemctl.launchers.request import request, to_json
 
     run_path = Path(config.run.root).absolute() / config.run.name / "RUN_ID"
-    return DryRun(plan, to_json(request(run_path, 1, config.launcher)))
+    return DryRun(plan, to_json(request(run_path, 1, config.launcher)), warm)
 
 
-def _train(config: "Config", plan: "Plan", args: argparse.Namespace) -> "Report":
+def _train(config: "Config", plan: "Plan", warm: "WarmStart | None", args: argparse.Namespace) -> "Report":
     from gemctl.commands.launching import launch
     from gemctl.data.synthetic import absent, ensure
     from gemctl.launchers.local import check_gpus
@@ -56,8 +72,9 @@ def _train(config: "Config", plan: "Plan", args: argparse.Namespace) -> "Report"
 
     folder_of(config.run.root, config.run.name)  # where nothing can be written, nothing begins
     check_gpus(config.cluster, config.launcher)
-    if not args.json:
-        show(plan)
+    for value in filter(None, [plan, warm]):
+        if not args.json:
+            show(value)
     if absent(config.data):
         files = filter(None, [config.data.train, config.data.eval, config.data.spec])
         note(f"writing the synthetic log: {', '.join(files)}")

@@ -71,6 +71,7 @@ RULES = (
     Rule("topology.mp_replicate", Kind.ALLOW, "replicas of tables update with their own rows first: another curve"),
     Rule("topology", Kind.FREE, LAYOUT),
     Rule("cluster", Kind.FREE, LAYOUT),
+    Rule("checkpoint.warm_start", Kind.REFUSED, "counts at the start of a run alone"),
     Rule("checkpoint", Kind.FREE, "when and how often is saved does not touch the state"),
     Rule("launcher", Kind.FREE, LAYOUT),
 )

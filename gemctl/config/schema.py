@@ -188,9 +188,9 @@ class WarmStartConfig:
 
     __pydantic_config__ = FORBID
     source: Annotated[str, Field(min_length=1, description="path of a checkpoint, RUN (its newest) or RUN:step")]
-    include: Annotated[list[str], Field(description="patterns of the names of tensors that are taken (* matches all)")] = (
-        field(default_factory=lambda: ["dense.*", "tables.*"])
-    )
+    include: Annotated[
+        list[str], Field(description="patterns of the names of tensors that are taken (* matches all)")
+    ] = field(default_factory=lambda: ["dense.*", "tables.*"])
     exclude: Annotated[list[str], Field(description="patterns of those that are not")] = field(default_factory=list)
 
 

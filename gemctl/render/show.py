@@ -25,6 +25,7 @@ RENDERERS = {
     "gemctl.data.synthetic.SyntheticLog": "gemctl.render.data:synthetic_log",
     "gemctl.data.importing.Imported": "gemctl.render.data:imported",
     "gemctl.run.checkpoints.Comparison": "gemctl.render.checkpoint:comparison",
+    "gemctl.run.warm_start.WarmStart": "gemctl.render.warm_start:warm_start",
     "gemctl.run.preflight.Preflight": "gemctl.render.resume:preflight",
     "gemctl.run.report.Report": "gemctl.render.report:report",
     "gemctl.run.compare.Diff": "gemctl.render.report:diff",

@@ -13,7 +13,8 @@ def dry_run(value: DryRun) -> Any:
     from rich.text import Text
 
     roles = value.request["roles"]
-    return Group(rendered(value.plan), Text("\n".join(["", *(line for role in roles for line in _role(role))])))
+    warm = [Text(rendered(value.warm_start))] if value.warm_start is not None else []
+    return Group(rendered(value.plan), *warm, Text("\n".join(["", *(line for role in roles for line in _role(role))])))
 
 
 def _role(role: dict[str, Any]) -> list[str]:

@@ -8,14 +8,13 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from gemctl.checkpoint.hash import full_state_hash, gather_full
-from gemctl.checkpoint.load import load
+from gemctl.checkpoint.load import load, load_some
 from gemctl.checkpoint.save import Saver
-from gemctl.config.schema import CheckpointConfig, LauncherConfig, TopologyConfig
+from gemctl.config.schema import CheckpointConfig, LauncherConfig, TableSharding, TopologyConfig
 from gemctl.mesh.topology import resolve
 from gemctl.parallel.assemble import assemble
-from gemctl.plan.tables import place
 from gemctl.run.directory import RunDir
-from gemctl.run.manifest import RunFacts
+from gemctl.run.manifest import RunFacts, read
 from gemctl.train.ledger import Ledger
 from gemctl.train.optim import DenseOptimizer
 from gemctl.train.step import Flags, Stepper
@@ -34,11 +33,11 @@ class Layout:
     tables: str = "row_wise"  # or table_wise, or mixed
 
     def topology(self) -> TopologyConfig:
-        item = {"item": "table_wise"} if self.tables == "mixed" else {}
-        sharding = "table_wise" if self.tables == "table_wise" else "row_wise"
+        rest: TableSharding = "table_wise" if self.tables == "table_wise" else "row_wise"
+        item: dict[str, TableSharding] = {"item": "table_wise"} if self.tables == "mixed" else {}
         return TopologyConfig(
-            dp_replicate=self.dp_replicate, mp_replicate=self.mp_replicate, table_sharding=sharding, tables=item
-        )  # type: ignore[arg-type]
+            dp_replicate=self.dp_replicate, mp_replicate=self.mp_replicate, table_sharding=rest, tables=item
+        )
 
 
 class Job:
@@ -47,9 +46,9 @@ class Job:
     def __init__(self, layout: Layout, seed: int, tables: str = "rowwise_adagrad") -> None:
         self.config = small_config(BATCH)
         self.config.optim.tables.kind = tables  # type: ignore[assignment]
-        topology = resolve(layout.topology(), LauncherConfig(ranks_per_node=layout.world))
-        placements = place(SPEC, self.config.model.dim, layout.topology(), topology.mp_shard)
-        self.model = assemble(self.config, SPEC, topology, placements, torch.device("cpu"))
+        self.config.topology = layout.topology()
+        topology = resolve(self.config.topology, LauncherConfig(ranks_per_node=layout.world))
+        self.model = assemble(self.config, SPEC, topology, torch.device("cpu"))
         self.model.initialise(seed)
         self.optimizer = DenseOptimizer(self.model.dense, self.config.optim.dense)
         self.stepper = Stepper(self.config, self.model, self.optimizer, Ledger())
@@ -119,3 +118,15 @@ def shapes_of_state(kind: str) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor that the trainer saves."""
     job = Job(Layout(1), seed=7, tables=kind)
     return {key: tuple(value.shape) for key, value in job.state().items()}
+
+
+def load_tables_only(path: Path, layout: Layout) -> list[str]:
+    """Names of the tensors that `load_some` changed of those that differ from the checkpoint, on rank 0."""
+    job = Job(layout, seed=8)
+    folder = path / f"checkpoints/step_{STEPS}.a1"
+    before = gather_full(job.state())
+    keys = [key for key in read(folder).objects if key.startswith("tables.")]
+    chosen = load_some(folder, job.state(), keys)
+    assert list(chosen.objects) == keys
+    after = gather_full(job.state())
+    return [key for key, value in after.items() if not torch.equal(value, before[key])]
