@@ -34,7 +34,7 @@ from typing import Any
 
 from gemctl import env
 from gemctl.errors import GemctlError
-from gemctl.rendezvous import JOIN_SECONDS, AbortedError, Place, Rendezvous, interface_of
+from gemctl.rendezvous import AbortedError, Place, Rendezvous, interface_of
 from gemctl.run import process, requests, stages
 from gemctl.run.attempt import Attempt, Heartbeat
 from gemctl.run.directory import RunDir
@@ -212,7 +212,10 @@ class Agent:
             self.failed(error)
             return self._ended(False)
         _use_interface(place.address)
-        return self._run_ranks(work, place)
+        well = self._run_ranks(work, place)
+        if place.server is not None:
+            place.server.close()
+        return well
 
     def _run_ranks(self, work: Work, place: Place) -> bool:
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -256,15 +259,17 @@ class Agent:
         from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
         from torch.distributed.launcher.api import LaunchConfig
 
+        from gemctl.store import BACKEND
+
         claim = self.attempt.claim()
         return LaunchConfig(
             min_nodes=claim.nodes,
             max_nodes=claim.nodes,
             nproc_per_node=claim.ranks_per_node,
             run_id=f"{self.run.run_id}-a{self.attempt.number}",
-            rdzv_backend="static",
+            rdzv_backend=BACKEND,
             rdzv_endpoint=f"[{place.host}]:{place.port}" if ":" in place.host else f"{place.host}:{place.port}",
-            rdzv_configs={"rank": place.node_rank, "timeout": int(JOIN_SECONDS)},
+            rdzv_configs={"rank": place.node_rank},
             local_addr=place.address,
             max_restarts=0,
             monitor_interval=0.05,

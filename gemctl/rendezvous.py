@@ -79,10 +79,12 @@ class Rendezvous:
         """
         from torch.distributed import DistError
 
+        from gemctl.store import StoreServer
+
         slots = attempt.claim().ranks_per_node
         if self.nodes == 1:
             _lay(attempt, [Report(socket.gethostname(), slots, env.topology_address(), LOOPBACK, LOOPBACK)])
-            server = _serve(0)
+            server = StoreServer()
             return Place(0, LOOPBACK, server.port, LOOPBACK, server)
         try:
             self._connect()
@@ -92,6 +94,8 @@ class Rendezvous:
             raise MeetingError(f"{self._me()} has lost the store of node 0: {_first_line(error)}") from None
 
     def _meet(self, attempt: Attempt, mine: Report) -> Place:
+        from gemctl.store import StoreServer
+
         self._post(attempt, f"report/{self.node}", asdict(mine))
         if self.node == 0:
             self._seat(attempt)
@@ -99,7 +103,7 @@ class Rendezvous:
         rank, address = told["rank"], told["address"]
         server = None
         if rank == 0:
-            server = _serve(0)
+            server = StoreServer()
             self._post(attempt, "ranks", {"host": address, "port": server.port})
         ranks = self._read(attempt, "ranks", JOIN_SECONDS, "the store of the ranks")
         return Place(rank, ranks["host"], ranks["port"], address, server)
@@ -165,16 +169,18 @@ class Rendezvous:
             raise AbortedError("the attempt was ordered to end before its hosts had met")
 
     def _connect(self) -> None:
+        from gemctl.store import StoreServer, connect
+
         if self._store is not None:
             return
         if self._endpoint is None:
             raise MeetingError(f"{self._me()}: an attempt of {self.nodes} hosts needs the store that they meet in")
         host, port = _parse(self._endpoint)
         if self.node == 0:
-            self._store = _serve(port)
+            self._store = connect(LOOPBACK, StoreServer(port).port)
             return
         self._own, self._peer = self._find(host, port)
-        self._store, self._beats = _client(self._peer, port), _client(self._peer, port)
+        self._store, self._beats = connect(self._peer, port), connect(self._peer, port)
 
     def _find(self, host: str, port: int) -> tuple[str, str]:
         """Waits for the store; returns the addresses of this host and of node 0's on the way there."""
@@ -210,25 +216,6 @@ def _parse(store: str) -> tuple[str, int]:
     if not host or not port.isdigit():
         raise MeetingError(f"--store {store}: HOST:PORT was expected")
     return host.strip("[]"), int(port)
-
-
-def _serve(port: int) -> Any:
-    from torch.distributed import DistNetworkError, TCPStore
-
-    seconds = timedelta(seconds=JOIN_SECONDS)
-    try:
-        return TCPStore(LOOPBACK, port, None, True, seconds, wait_for_workers=False, multi_tenant=True)
-    except DistNetworkError as error:
-        raise MeetingError(f"no store on port {port} of {socket.gethostname()}: {_first_line(error)}") from None
-
-
-def _client(host: str, port: int) -> Any:
-    from torch.distributed import DistNetworkError, TCPStore
-
-    try:
-        return TCPStore(host, port, None, False, timedelta(seconds=JOIN_SECONDS), wait_for_workers=False)
-    except DistNetworkError as error:
-        raise MeetingError(f"no store at {host}:{port}: {_first_line(error)}") from None
 
 
 def _first_line(error: Exception) -> str:
