@@ -28,7 +28,7 @@ from gemctl.config.schema import BudgetsConfig, RecoverConfig
 from gemctl.errors import GemctlError
 from gemctl.mesh.topology import Topology
 from gemctl.recover.records import Records
-from gemctl.recover.supervisor import Prepared, run_attempts
+from gemctl.recover.supervisor import Agents, Prepared, run_attempts
 from gemctl.run import process, requests
 from gemctl.run.attempt import Attempt
 from gemctl.run.directory import RunDir
@@ -57,6 +57,7 @@ class Case:
     misplace: bool = False  # every rank takes its host for another one
     at: int = 2  # -1: in build
     nodes: int = 1
+    ranks_per_node: int = 0  # 0: RANKS on one host, two on each of several
     present: int = 2  # nodes whose agents are started
     store: str = ""  # where the agents meet, if not where they can
     join: float = 30.0  # seconds for the agents to meet
@@ -64,8 +65,9 @@ class Case:
     addresses: tuple[str, ...] = ("spine.leaf1.n10", "spine.leaf1.n2")  # so that n2 comes first in the mesh
 
     @property
-    def ranks_per_node(self) -> int:
-        return RANKS if self.nodes == 1 else 2
+    def local(self) -> int:
+        """Ranks of each host."""
+        return self.ranks_per_node or (RANKS if self.nodes == 1 else 2)
 
 
 @dataclass(frozen=True)
@@ -180,8 +182,8 @@ def free_port() -> int:
 
 def topology(case: Case) -> Topology:
     """All ranks in one group of either side."""
-    world = case.nodes * case.ranks_per_node
-    return Topology(world, 1, world, 1, 1, world, case.ranks_per_node)
+    world = case.nodes * case.local
+    return Topology(world, 1, world, 1, 1, world, case.local)
 
 
 def agent_lines(run: RunDir) -> list[dict[str, Any]]:
@@ -296,6 +298,11 @@ DISTURBANCES: dict[str, Callable[[RunDir, Records], None]] = {
 def supervise(case: Case) -> Ended:
     """Runs one case to its end, in this process's main thread."""
     run = RunDir.create(case.root, "small", ["test"])
+    return supervise_with(case, run, ForkedAgents(run, case))
+
+
+def supervise_with(case: Case, run: RunDir, agents: Agents) -> Ended:
+    """The same with a launcher of one's own."""
     if case.inject:
         os.environ["GEMCTL_INJECT"] = case.inject
     gemctl.rendezvous.JOIN_SECONDS = case.join
@@ -304,11 +311,11 @@ def supervise(case: Case) -> Ended:
             os.environ[name] = "1"
     follower = Disturbing(case, run)
     plan = json.dumps({"topology": dataclasses.asdict(topology(case))})
-    prepared = Prepared(str(case.steps), plan, case.nodes, case.ranks_per_node)
+    prepared = Prepared(str(case.steps), plan, case.nodes, case.local)
     recover = RecoverConfig(heartbeat=0.1, watchdog=case.watchdog, budgets=BudgetsConfig(case.crash_budget))
     error: GemctlError | None = None
     try:
-        run_attempts(run, 1, prepared, recover, ForkedAgents(run, case), follower)
+        run_attempts(run, 1, prepared, recover, agents, follower)
     except GemctlError as caught:
         error = caught
     return _ended(run, error, follower.notes)
