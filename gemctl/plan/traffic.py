@@ -149,7 +149,7 @@ def _exchange(given: Inputs, lookup: str, sharding: str, tables: list[TablePlan]
     within = axis if sharding == "row_wise" else ON_HOST
     rows += [(within, "reduce-scatter", f"outputs, {what}", 1, size),
              (within, "all-gather", f"output gradients, {what}", 1, size)]  # fmt: skip
-    if sharding == "table_row_wise":
+    if sharding == "table_row_wise" and hosts > 1:
         size = (hosts - 1) * own
         rows += [(axis, "all-to-all", f"{name}, {what}", 1, size) for name in ("outputs", "output gradients")]
     return rows
@@ -162,11 +162,11 @@ def _average(given: Inputs) -> Row:
     held = np.zeros(shards, np.int64)
     kernels = np.zeros(shards, np.int64)
     kinds: dict[tuple[str, str], NDArray[np.bool_]] = {}
-    for table in [*given.tables.values(), *anchors(given.tables.values())]:
-        rows = table.rows_by_shard(shards)
-        held += rows * (table.dim + slots) * FLOAT
+    for table in given.tables.values():
         kind = (table.lookup, table.sharding)
-        kinds[kind] = kinds.get(kind, False) | (rows > 0)
+        kinds[kind] = kinds.get(kind, False) | (table.rows_by_shard(shards) > 0)
+    for table in [*given.tables.values(), *anchors(given.tables.values())]:
+        held += table.rows_by_shard(shards) * (table.dim + slots) * FLOAT
     for present in kinds.values():
         kernels += present
     fullest = int(held.argmax())
