@@ -1,20 +1,22 @@
-"""`gemctl checkpoint`: which checkpoints a run has, whether their files are whole, and what two of them differ in.
+"""`gemctl checkpoint`: what a run has saved, whether it is whole, how two checkpoints differ, and copies for others.
 
 gemctl checkpoint list RUN
 gemctl checkpoint verify RUN
 gemctl checkpoint diff RUN:300 OTHER_RUN
+gemctl checkpoint export RUN:300 DIR
 """
 
 import argparse
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from gemctl.errors import GemctlError, InputError
 
 if TYPE_CHECKING:
-    from gemctl.run.checkpoints import Comparison, Listing, Verified
+    from gemctl.run.checkpoints import Comparison, Exported
 
-HELP = "List, verify and compare checkpoints."
+HELP = "List, verify, compare and export checkpoints."
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,38 +25,79 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     listing = actions.add_parser("list", help="all checkpoints of a run, newest first")
     listing.add_argument("run", metavar="RUN", help="path of a run, its id or a unique prefix of it")
     verifying = actions.add_parser("verify", help="check the files of a checkpoint, or of all that a run has, by hash")
-    verifying.add_argument("checkpoint", metavar="PATH|RUN", help="path of a checkpoint, or a run")
+    verifying.add_argument("checkpoint", metavar="PATH|RUN", help="path of a checkpoint, a run, or RUN:step")
     comparing = actions.add_parser("diff", help="compare two checkpoints bit for bit; exit code 1 if they differ")
     comparing.add_argument("a", metavar="A", help=what)
     comparing.add_argument("b", metavar="B", help=what)
-    for action in (listing, verifying, comparing):
+    exporting = actions.add_parser("export", help="write the weights, tables too, as safetensors files")
+    exporting.add_argument("checkpoint", metavar="CHECKPOINT", help=what)
+    exporting.add_argument("target", metavar="DIR", help="folder that is made for the files")
+    exporting.add_argument("--optimizer", action="store_true", help="the optimizer state too")
+    exporting.add_argument(
+        "--file-gb", type=float, default=5.0, metavar="GB", help="GB of a file at most, but for a larger tensor (5)"
+    )
+    for action in (listing, verifying, comparing, exporting):
         action.add_argument("--root", default="runs", metavar="DIR", help="where run directories lie (default: runs)")
 
 
-def run(args: argparse.Namespace) -> "Listing | Verified | Comparison":
+def run(args: argparse.Namespace) -> Any:
     from gemctl.run.checkpoints import list_checkpoints, verify_all
 
     if args.action == "list":
         return list_checkpoints(args.run, args.root)
     if args.action == "verify":
         return verify_all(args.checkpoint, args.root)
+    if args.action == "export":
+        return export(args.checkpoint, Path(args.target), args.file_gb, args.optimizer, args.root)
     return diff(args.a, args.b, args.root)
 
 
 def diff(a: str, b: str, root: str) -> "Comparison":
     """Compares two checkpoints whose files are whole, in a process that may load torch."""
-    from gemctl.run.checkpoints import Comparison, Difference, resolve
-    from gemctl.run.manifest import verify
-    from gemctl.run.process import run_module
+    from gemctl.run.checkpoints import Comparison, Difference
 
-    folders = [resolve(reference, root) for reference in (a, b)]
+    value = _with_torch("gemctl.checkpoint.diff", *_whole([a, b], root))
+    return Comparison(**{**value, "differences": [Difference(**item) for item in value["differences"]]})
+
+
+def export(checkpoint: str, target: Path, file_gb: float, optimizer: bool, root: str) -> "Exported":
+    """Writes a checkpoint whose files are whole to the folder `target`."""
+    from gemctl import paths
+    from gemctl.run.checkpoints import Exported
+
+    problems = [] if file_gb > 0 else [f"--file-gb {file_gb}: must be above 0"]
+    if paths.exists(target):
+        problems.append(f"{target}: is there already; an export makes a folder of its own")
+    if problems:
+        raise InputError(problems)
+    with paths.writing(str(target)):
+        target.absolute().parent.mkdir(parents=True, exist_ok=True)
+    (folder,) = _whole([checkpoint], root)
+    size = max(1, round(file_gb * 1e9))
+    extra = ["--optimizer"] if optimizer else []
+    return Exported(**_with_torch("gemctl.checkpoint.export", folder, str(target.absolute()), str(size), *extra))
+
+
+def _whole(references: list[str], root: str) -> list[str]:
+    """The folders that are meant. InputError for what is damaged."""
+    from gemctl.run.checkpoints import resolve
+    from gemctl.run.manifest import verify
+
+    folders = [resolve(reference, root) for reference in references]
     if faults := [fault for folder in folders for fault in verify(folder)]:
         raise InputError(faults)
-    done = run_module("gemctl.checkpoint.diff", *map(str, folders), capture=True)
+    return [str(folder) for folder in folders]
+
+
+def _with_torch(module: str, *arguments: str) -> dict[str, Any]:
+    """The JSON object that a module writes in a process of its own; its problems become this command's."""
+    from gemctl.run.process import run_module
+
+    done = run_module(module, *arguments, capture=True)
     try:
-        value = json.loads(done.stdout)
+        value: dict[str, Any] = json.loads(done.stdout)
     except ValueError:
-        raise GemctlError(f"comparing failed (exit code {done.returncode}):\n{done.stderr.strip()}") from None
+        raise GemctlError(f"{module} failed (exit code {done.returncode}):\n{done.stderr.strip()}") from None
     if "error" in value:
-        raise InputError(value["error"])
-    return Comparison(**{**value, "differences": [Difference(**item) for item in value["differences"]]})
+        raise InputError(value["error"]) if done.returncode == InputError.exit_code else GemctlError(value["error"][0])
+    return value

@@ -1,21 +1,25 @@
-"""Checkpoints in the terminal: lists, faults, differences."""
-
-from typing import Any
+"""Checkpoints in the terminal: lists, faults, differences, exports. Lines are as long as their names: none is cut."""
 
 from gemctl.render.units import DASH, binary, count
-from gemctl.run.checkpoints import Comparison, Difference, Listing, Verified
+from gemctl.run.checkpoints import Comparison, Difference, Exported, Listed, Listing, Verified
 
 
-def listing(value: Listing) -> Any:
-    """One line a checkpoint folder, newest first."""
-    from rich.table import Table
+def listing(value: Listing) -> str:
+    """One line a checkpoint, newest first; then the folders that do not count."""
+    lines = [f"checkpoints of {value.run}"]
+    if value.checkpoints:
+        lines += columns(
+            [["checkpoint", "ranks", "tensors", "size"], *map(_listed, value.checkpoints)], figures={1, 2, 3}
+        )
+    else:
+        lines.append("none yet")
+    if value.others:
+        lines += ["no checkpoints:", *(f"  {one.name}  {one.flaw}" for one in value.others)]
+    return "\n".join(lines)
 
-    table = Table(title=f"checkpoints of {value.run}", title_justify="left")
-    for name in ("checkpoint", "ranks", "tensors", "size", "state"):
-        table.add_column(name, justify="right" if name in {"ranks", "tensors", "size"} else "left", overflow="fold")
-    for item in value.checkpoints:
-        table.add_row(item.name, count(item.world), count(item.tensors), binary(item.bytes), item.flaw or "valid")
-    return table if value.checkpoints else f"{value.run}: no checkpoint yet"
+
+def _listed(one: Listed) -> list[str]:
+    return [one.name, count(one.world), count(one.tensors), binary(one.bytes)]
 
 
 def verified(value: Verified) -> str:
@@ -29,27 +33,37 @@ def verified(value: Verified) -> str:
     return "\n".join(lines)
 
 
-def comparison(value: Comparison) -> Any:
+def comparison(value: Comparison) -> str:
     """A table of what differs, with a summary; or one line."""
-    from rich.console import Group
-    from rich.table import Table
-
     heads = [f"A  {value.a} (step {value.step_a})", f"B  {value.b} (step {value.step_b})"]
     if not value.differences:
         return "\n".join([*heads, f"no difference: {value.objects} tensors are the same bit for bit"])
-    table = Table()
-    for name in ("object", "differs in", "elements", "max |A − B|", "relative to max |A|", "A", "B"):
-        table.add_column(
-            name, justify="right" if name in {"elements", "max |A − B|", "relative to max |A|"} else "left"
-        )
-    for item in value.differences:
-        table.add_row(*_row(item))
+    names = ["object", "differs in", "elements", "max |A − B|", "relative to max |A|", "A", "B"]
+    table = columns([names, *map(_row, value.differences)], figures={2, 3, 4})
     summary = (
         f"{len(value.differences)} differences; the values of {value.compared} of {value.objects} tensors were compared"
     )
-    return Group(*heads, table, summary)
+    return "\n".join([*heads, *table, summary])
 
 
 def _row(item: Difference) -> list[str]:
     figures = [DASH if figure is None else f"{figure:.3g}" for figure in (item.max_abs, item.max_rel)]
     return [item.key, item.what, count(item.elements), *figures, item.a, item.b]
+
+
+def exported(value: Exported) -> str:
+    """What was written where."""
+    head = f"{value.checkpoint} (step {value.step}): {value.tensors} tensors, {binary(value.bytes)}, in {value.target}"
+    return "\n".join([head, *(f"  {file}" for file in value.files)])
+
+
+def columns(rows: list[list[str]], figures: set[int]) -> list[str]:
+    """Lines with aligned columns; those in `figures` are right-aligned. Nothing is cut, wrapped or split."""
+    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
+    return [
+        "  ".join(
+            cell.rjust(width) if at in figures else cell.ljust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]

@@ -26,10 +26,23 @@ class Listed:
 
 @dataclass(frozen=True)
 class Listing:
-    """Every checkpoint folder of a run, newest first."""
+    """A run's checkpoints, newest first, and the other folders beside them, which do not count and why."""
 
     run: str
     checkpoints: list[Listed]
+    others: list[Listed]
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What `gemctl checkpoint export` wrote to the folder `target`. `bytes`: of all tensors."""
+
+    checkpoint: str
+    step: int
+    target: str
+    files: list[str]
+    tensors: int
+    bytes: int
 
 
 @dataclass(frozen=True)
@@ -83,7 +96,9 @@ class Comparison:
 def list_checkpoints(reference: str, root: str) -> Listing:
     """The checkpoints of the run that `reference` means, with what their manifests say."""
     run = find(reference, root)
-    return Listing(str(run.path), [_listed(checkpoint) for checkpoint in checkpoints(run)])
+    listed = [_listed(checkpoint) for checkpoint in checkpoints(run)]
+    valid = [one for one in listed if one.flaw is None]
+    return Listing(str(run.path), valid, [one for one in listed if one.flaw is not None])
 
 
 def _listed(checkpoint: Checkpoint) -> Listed:
@@ -99,9 +114,10 @@ def _listed(checkpoint: Checkpoint) -> Listed:
 
 
 def verify_all(reference: str, root: str) -> Verified:
-    """Faults of one checkpoint, or of all valid ones of a run."""
-    if _is_checkpoint(Path(reference)):
-        return Verified({reference: verify(Path(reference))})
+    """Faults of one checkpoint (a path or RUN:step), or of all valid ones of a run."""
+    if _is_checkpoint(Path(reference)) or reference.rpartition(":")[2].isdigit():
+        folder = resolve(reference, root)
+        return Verified({str(folder): verify(folder)})
     run = find(reference, root)
     valid = [checkpoint.path for checkpoint in checkpoints(run) if checkpoint.flaw is None]
     if not valid:

@@ -17,9 +17,11 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
+from gemctl.checkpoint import export as exporting
 from gemctl.checkpoint import save as saving
 from gemctl.checkpoint.content import content_sums
 from gemctl.checkpoint.diff import compare
+from gemctl.checkpoint.export import export
 from gemctl.checkpoint.hash import full_state_hash, gather_full
 from gemctl.checkpoint.load import load
 from gemctl.checkpoint.save import SaveError, Saver
@@ -312,3 +314,35 @@ def sums_by_hand(seed: int) -> tuple[dict[str, int], dict[str, Any]]:
     """Content sums of a fresh trainee, and on rank 0 its full values."""
     state = Trainee(seed).trained().state()
     return content_sums(state), gather_full(state)
+
+
+def save_for_export(path: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+    """Saves a trainee and plain tensors; on rank 0 dtype, shape and bytes of every full tensor."""
+    state = Trainee(5).trained().state() | plain_state(50)
+    saver = saver_of(path)
+    saver.save(2, state, {})
+    full = gather_full(state)
+    saver.close()
+    names = {torch.float32: "F32", torch.bfloat16: "BF16"}
+    raw = {key: value.contiguous().view(-1).view(torch.uint8).numpy().tobytes() for key, value in full.items()}
+    return {key: (names[value.dtype], tuple(value.shape), raw[key]) for key, value in full.items()}
+
+
+def export_to(folder: Path, target: Path, largest: int, optimizer: bool) -> None:
+    export(folder, target, largest, optimizer)
+
+
+def export_with_a_lost_value(folder: Path, target: Path) -> str:
+    """What is said if a tensor does not arrive."""
+    original = exporting.read_object
+
+    def lose(reader: Any, key: str, values: Tensor) -> None:
+        if key != "scale":
+            original(reader, key, values)
+
+    with patch.object(exporting, "read_object", lose):
+        try:
+            export(folder, target, 10**9, True)
+        except GemctlError as error:
+            return str(error)
+    return ""

@@ -204,16 +204,18 @@ def test_diff_of_two_steps_names_the_position(run: RunDir) -> None:
 def test_list_and_verify_from_the_command_line(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
     (run.path / "run.json").write_text("{}")
     assert main(["checkpoint", "list", str(run.path), "--json"]) == 0
-    listed = json.loads(capsys.readouterr().out)["checkpoints"]
-    assert [(item["step"], item["world"], item["tensors"], item["flaw"]) for item in listed] == [
-        (4, 2, 4, None),
-        (2, 2, 4, None),
-    ]
+    found = json.loads(capsys.readouterr().out)
+    listed = [(item["step"], item["world"], item["tensors"], item["flaw"]) for item in found["checkpoints"]]
+    assert listed == [(4, 2, 4, None), (2, 2, 4, None)] and found["others"] == []
+    (run.checkpoints / "step_9.a1").mkdir()
+    assert main(["checkpoint", "list", str(run.path)]) == 0
+    assert "no checkpoints:\n  step_9.a1  unfinished: it has no manifest.json" in capsys.readouterr().out
     assert main(["checkpoint", "verify", str(run.path)]) == 0
     _cut(run.checkpoints / "step_2.a1/.metadata")
     assert main(["checkpoint", "verify", str(run.path)]) == 1
     assert "step_2.a1/.metadata" in capsys.readouterr().out
     assert main(["checkpoint", "verify", str(run.checkpoints / "step_4.a1")]) == 0
+    assert main(["checkpoint", "verify", f"{run.path}:4"]) == 0
     assert main(["checkpoint", "diff", str(run.path), f"{run.path}:3"]) == 2
     assert "the run has those of step 4, 2" in capsys.readouterr().err
 

@@ -1,0 +1,150 @@
+"""Writes a checkpoint's tensors as safetensors files, whole, under the names of the unsharded model.
+
+    python -m gemctl.checkpoint.export CHECKPOINT DIR BYTES [--optimizer]      # a JSON object on stdout
+
+`gemctl checkpoint export` runs this in a process of its own, as the command line loads no torch. A file is 8 bytes
+(little-endian length of the header), the header (JSON: name → dtype, shape, offsets), then all values back to back
+(https://huggingface.co/docs/safetensors). Tensors are read straight into the mapped file, so memory is no limit, and
+their content is compared with what the manifest says. DIR appears whole or not at all.
+"""
+
+import json
+import mmap
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from gemctl.checkpoint.content import as_text, content_sum
+from gemctl.checkpoint.load import read_object
+from gemctl.checkpoint.pieces import Piece
+from gemctl.checkpoint.storage import Reader
+from gemctl.errors import GemctlError
+from gemctl.run.checkpoints import Exported
+from gemctl.run.manifest import Manifest, StoredObject, read, sync_folder
+
+DTYPES = {
+    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16",
+    "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL",
+}  # fmt: skip
+ALIGN = 8
+INDEX = "model.safetensors.index.json"
+
+
+def export(checkpoint: Path, target: Path, largest: int, optimizer: bool) -> Exported:
+    """Writes `checkpoint` to the folder `target`, which must not exist, in files of at most `largest` bytes of values.
+
+    A tensor that is larger has a file of its own. `optimizer`: the optimizer state too.
+    """
+    manifest = read(checkpoint)
+    objects = {key: stored for key, stored in manifest.objects.items() if optimizer or not key.startswith("optim.")}
+    files = dict(_named(_split(objects, largest)))
+    draft = target.with_name(f".{target.name}.{os.getpid()}")
+    draft.mkdir(parents=True)
+    try:
+        reader = Reader(checkpoint, set(manifest.files))
+        for name, keys in files.items():
+            _write(draft / name, {key: objects[key] for key in keys}, reader, manifest)
+        total = sum(stored.bytes for stored in objects.values())
+        if len(files) > 1:
+            weight_map = {key: name for name, keys in files.items() for key in keys}
+            _write_text(
+                draft / INDEX, json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=1)
+            )
+        sync_folder(draft)
+        draft.rename(target)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    sync_folder(target.parent)
+    return Exported(str(checkpoint), manifest.step, str(target), list(files), len(objects), total)
+
+
+def _split(objects: dict[str, StoredObject], largest: int) -> Iterator[list[str]]:
+    """The tensors of each file, in their order, as many as go into it."""
+    part: list[str] = []
+    size = 0
+    for key, stored in objects.items():
+        if part and size + stored.bytes > largest:
+            yield part
+            part, size = [], 0
+        part.append(key)
+        size += stored.bytes
+    yield part
+
+
+def _named(parts: Iterator[list[str]]) -> Iterator[tuple[str, list[str]]]:
+    every = list(parts)
+    for number, part in enumerate(every, 1):
+        yield ("model.safetensors" if len(every) == 1 else f"model-{number:05}-of-{len(every):05}.safetensors"), part
+
+
+def _write(path: Path, objects: dict[str, StoredObject], reader: Reader, manifest: Manifest) -> None:
+    # The widest numbers first, so that each tensor begins at a multiple of its element's size without gaps.
+    keys = sorted(objects, key=lambda key: -getattr(torch, objects[key].dtype).itemsize)
+    header: dict[str, object] = {"__metadata__": {"format": "pt", "step": str(manifest.step)}}
+    places, end = {}, 0
+    for key in keys:
+        stored, start = objects[key], end
+        end += stored.bytes
+        places[key] = start
+        header[key] = {"dtype": DTYPES[stored.dtype], "shape": stored.shape, "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % ALIGN)
+    first = 8 + len(text)
+    with path.open("w+b") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.flush()
+        os.posix_fallocate(file.fileno(), 0, first + end)  # a full disk is an error here, not a killed process later
+        mapped = mmap.mmap(file.fileno(), first + end)  # unmapped with the last tensor that lies in it
+        for key in keys:
+            _fill(mapped, first + places[key], key, objects[key], reader)
+        mapped.flush()
+        os.fsync(file.fileno())
+
+
+def _fill(mapped: mmap.mmap, start: int, key: str, stored: StoredObject, reader: Reader) -> None:
+    values = _view(mapped, start, stored)
+    read_object(reader, key, values)
+    piece = Piece(values, (0,) * values.dim(), values.size())
+    if stored.content is not None and as_text(content_sum(piece)) != stored.content:
+        raise GemctlError(f"{key}: exported, but not what was saved")
+
+
+def _view(mapped: mmap.mmap, start: int, stored: StoredObject) -> Tensor:
+    """The tensor's place in the file."""
+    dtype = getattr(torch, stored.dtype)
+    if stored.bytes == 0:
+        return torch.empty(stored.shape, dtype=dtype)
+    flat = torch.frombuffer(mapped, dtype=dtype, count=stored.bytes // dtype.itemsize, offset=start)
+    return flat.view(stored.shape)
+
+
+def _write_text(path: Path, text: str) -> None:
+    with path.open("w") as file:
+        file.write(text + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def main(arguments: list[str]) -> int:
+    """Writes what was exported, or {"error": [lines]}, as JSON."""
+    checkpoint, target, largest, *rest = arguments
+    try:
+        value = export(Path(checkpoint), Path(target), int(largest), optimizer="--optimizer" in rest)
+    except GemctlError as error:
+        sys.stdout.write(json.dumps({"error": str(error).splitlines()}))
+        return error.exit_code
+    except OSError as error:
+        sys.stdout.write(json.dumps({"error": [f"{error.filename or target}: {error.strerror}"]}))
+        return GemctlError.exit_code
+    sys.stdout.write(json.dumps(asdict(value)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
