@@ -17,14 +17,13 @@ def checked_plan(config: "Config") -> "Plan":
     torch and FBGEMM that do not belong together."""
     from gemctl.cluster import software
     from gemctl.launchers import local
-    from gemctl.plan.build import check_fits, check_trainable
+    from gemctl.plan.build import check_fits
     from gemctl.run import inject
 
     inject.check()
     local.check(config.launcher)
     software.require()
     plan = planned(config)
-    check_trainable(plan)
     check_fits(plan)
     return plan
 

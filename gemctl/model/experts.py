@@ -32,6 +32,9 @@ class Exchange(Protocol):
     first: int
     """The first expert that this rank holds."""
 
+    def prefetch(self, x: Tensor) -> None:
+        """Starts the gather of the leading tokens of what `gather` will be asked for next."""
+
     def gather(self, x: Tensor) -> Tensor:
         """[B, n, D] of this rank → [ΣB, n, D] of its group."""
 

@@ -73,6 +73,8 @@ class Layer(nn.Module):
     ) -> tuple[Tensor, dict[str, Events], dict[str, Tensor]]:
         """X, the histories and the newest summary of each; the same three, updated."""
         x_sum: Tensor = x if self.x_sum is None else self.x_sum(x)  # without x_sum nothing reads it
+        leading = x_sum if self.reads_x_sum else x
+        self.interaction.prefetch(leading)
         updated: dict[str, Events] = {}
         for name, before in histories.items():
             events = prepend(x_sum, before) if self.prepends else before
@@ -80,7 +82,7 @@ class Layer(nn.Module):
                 events = events.of(self.adapters[name](events.values))
             updated[name] = self.sequence[name](events, x_sum) if name in self.sequence else events
         newest = summaries | {name: summary(updated[name]) for name, summary in self.summary.items()}
-        tokens = torch.cat([x_sum if self.reads_x_sum else x, *newest.values()], dim=1)
+        tokens = torch.cat([leading, *newest.values()], dim=1)
         return self.interaction(tokens), updated, newest
 
 

@@ -42,6 +42,12 @@ class InteractionBlock(nn.Module):
         self.shortcut, made = has_shortcut(spec), outputs(spec)
         self.residual = TokenLinear(inputs, made) if self.shortcut and inputs != made else None
 
+    def prefetch(self, x_BND: Tensor) -> None:
+        """Tells experts that are spread over ranks the leading tokens of the next `forward`, as soon as they exist."""
+        for member in self.members:
+            if isinstance(member, WukongExperts) and member.exchange is not None:
+                member.exchange.prefetch(x_BND)
+
     def forward(self, x_BND: Tensor) -> Tensor:
         made = torch.cat([member(x_BND) for member in self.members], dim=1)
         if self.shortcut:

@@ -31,7 +31,6 @@ from gemctl.plan.dense import cut_dim
 class _Gathered:
     """An all-gather under way: `padded` [ep, most, …] is valid after `wait`."""
 
-    source: Tensor
     padded: Tensor
     work: dist.Work | None
 
@@ -58,12 +57,10 @@ class EpGroup:
         self.rank, self.ep = dist.get_rank(self.group), dist.get_world_size(self.group)
         self.ranks = dist.get_process_group_ranks(self.group)
         self.rows: Sequence[int] = ()
-        self._started: list[_Gathered] = []
 
     def expect(self, rows: Sequence[int]) -> None:
         """The next forward's row counts, by rank of the group."""
         self.rows = rows
-        self._started.clear()
 
     def count(self, own: int) -> None:
         """Learns the next forward's row counts from the group. Collective."""
@@ -71,27 +68,11 @@ class EpGroup:
         getattr(dist, ALL_GATHER)(counts, counts.new_tensor([own]), group=self.group)
         self.expect(counts.tolist())
 
-    def prefetch(self, x: Tensor) -> None:
-        """Starts the gather of `x`; a later `gather(x)` waits for it. Collective."""
-        self._started.append(self._start(x, wait=False))
-
-    def gather(self, x: Tensor) -> Tensor:
-        """[B, …] → [B_group, …]. Collective."""
-        started = next((pending for pending in self._started if pending.source is x), None)
-        if started is not None:
-            self._started.remove(started)
-        gathered: Tensor = _Gather.apply(x, self, tuple(self.rows), started)
-        return gathered
-
-    def reduce_scatter(self, y: Tensor) -> Tensor:
-        """[B_group, …] → [B, …]: the sum over the group of its own rows. Collective."""
-        reduced: Tensor = _ReduceScatter.apply(y, self, tuple(self.rows))
-        return reduced
-
-    def _start(self, x: Tensor, wait: bool) -> _Gathered:
-        if len(x) != self.rows[self.rank]:
-            raise RuntimeError(f"rank {self.rank} of an ep group holds {len(x)} rows, but {self.rows} were expected")
-        most = max(self.rows)
+    def start(self, x: Tensor, rows: Sequence[int]) -> _Gathered:
+        """Starts the gather of [B, …]. Collective."""
+        if len(x) != rows[self.rank]:
+            raise RuntimeError(f"rank {self.rank} of an ep group holds {len(x)} rows, but {rows} were expected")
+        most = max(rows)
         own = x.detach().contiguous()
         if len(own) < most:
             own = torch.cat([own, own.new_zeros(most - len(own), *own.shape[1:])])
@@ -99,13 +80,11 @@ class EpGroup:
         work = None
         if padded.numel():
             with along(Axis.EP.value):
-                work = getattr(dist, ALL_GATHER)(padded.flatten(0, 1), own, group=self.group, async_op=not wait)
-        return _Gathered(x, padded, work)
+                work = getattr(dist, ALL_GATHER)(padded.flatten(0, 1), own, group=self.group, async_op=True)
+        return _Gathered(padded, work)
 
-    def _gather_rows(self, x: Tensor, rows: Sequence[int], started: _Gathered | None = None) -> Tensor:
-        return (started or self._start(x, wait=True)).wait(rows)
-
-    def _sum_rows(self, y: Tensor, rows: Sequence[int]) -> Tensor:
+    def sum_rows(self, y: Tensor, rows: Sequence[int]) -> Tensor:
+        """[B_group, …] → [B, …]: the sum over the group of its own rows. Collective."""
         most = max(rows)
         if len(set(rows)) == 1:
             padded = y.contiguous()
@@ -121,41 +100,65 @@ class EpGroup:
         return reduced[: rows[self.rank]]
 
 
+class EpExchange:
+    """What one module of experts sees of its ep group (`gemctl.model.experts.Exchange`)."""
+
+    def __init__(self, group: EpGroup, experts: int, dtype: torch.dtype | None) -> None:
+        """`experts`: of the whole module; each rank of the group holds experts / ep. `dtype`: what it computes in."""
+        self.group, self.dtype = group, dtype
+        self.first = group.rank * (experts // group.ep)
+        self._early: tuple[int, _Gathered] | None = None
+
+    def prefetch(self, x_BND: Tensor) -> None:
+        """Starts the gather of the leading tokens of what the next `gather` gathers. Collective."""
+        x_BND = x_BND.to(self.dtype or x_BND.dtype)
+        self._early = x_BND.shape[1], self.group.start(x_BND, self.group.rows)
+
+    def gather(self, x_BND: Tensor) -> Tensor:
+        """[B, n, D] → [B_group, n, D]. Collective."""
+        early, self._early = self._early, None
+        gathered: Tensor = _Gather.apply(x_BND, self.group, tuple(self.group.rows), early)
+        return gathered
+
+    def reduce_scatter(self, y: Tensor) -> Tensor:
+        """[B_group, …] → [B, …]: the sum over the group of its own rows. Collective."""
+        reduced: Tensor = _ReduceScatter.apply(y, self.group, tuple(self.group.rows))
+        return reduced
+
+
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: torch.autograd.function.FunctionCtx,
-        x: Tensor,
+        x_BND: Tensor,
         group: EpGroup,
         rows: tuple[int, ...],
-        started: _Gathered | None,
+        early: tuple[int, _Gathered] | None,
     ) -> Tensor:
         ctx.group, ctx.rows = group, rows  # type: ignore[attr-defined]
-        return group._gather_rows(x, rows, started)
+        if early is None:
+            return group.start(x_BND, rows).wait(rows)
+        tokens, leading = early
+        if tokens == x_BND.shape[1]:
+            return leading.wait(rows)
+        late = group.start(x_BND[:, tokens:], rows)
+        return torch.cat([leading.wait(rows), late.wait(rows)], dim=1)
 
     @staticmethod
     def backward(ctx: torch.autograd.function.FunctionCtx, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        return ctx.group._sum_rows(gradients[0], ctx.rows), None, None, None  # type: ignore[attr-defined]
+        return ctx.group.sum_rows(gradients[0], ctx.rows), None, None, None  # type: ignore[attr-defined]
 
 
 class _ReduceScatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: torch.autograd.function.FunctionCtx, y: Tensor, group: EpGroup, rows: tuple[int, ...]) -> Tensor:
         ctx.group, ctx.rows = group, rows  # type: ignore[attr-defined]
-        return group._sum_rows(y, rows)
+        return group.sum_rows(y, rows)
 
     @staticmethod
     def backward(ctx: torch.autograd.function.FunctionCtx, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.group._gather_rows(gradients[0], ctx.rows), None, None  # type: ignore[attr-defined]
-
-
-class EpExchange:
-    """What one module of experts sees of its ep group (`gemctl.model.experts.Exchange`)."""
-
-    def __init__(self, group: EpGroup, experts: int) -> None:
-        """`experts`: of the whole module; each rank of the group holds experts / ep of them."""
-        self.first = group.rank * (experts // group.ep)
-        self.prefetch, self.gather, self.reduce_scatter = group.prefetch, group.gather, group.reduce_scatter
+        rows = ctx.rows  # type: ignore[attr-defined]
+        return ctx.group.start(gradients[0], rows).wait(rows), None, None  # type: ignore[attr-defined]
 
 
 def _device(group: dist.ProcessGroup) -> torch.device:
@@ -193,7 +196,7 @@ def shard_experts(
         if device.type == "cpu" and topology.expert_shard > 1:
             # gloo has no scaled sum. (With one shard FSDP2 reduces nothing there, and this would divide twice.)
             module.set_force_sum_reduction_for_comms(True)
-        module.exchange = EpExchange(group, experts)  # type: ignore[assignment]
+        module.exchange = EpExchange(group, experts, policy.param_dtype)  # type: ignore[assignment]
     return group
 
 

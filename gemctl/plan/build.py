@@ -21,6 +21,7 @@ from gemctl.mesh.topology import Topology, resolve
 from gemctl.plan.classes import RankClasses, rank_classes
 from gemctl.plan.data_facts import DataFacts, data_facts
 from gemctl.plan.dense import Unit, units
+from gemctl.plan.experts import expert_modules
 from gemctl.plan.fit import Fit, Memory, cluster_memory, explain, judge, nearest_change, needs
 from gemctl.plan.memory import Inputs, MemoryObject, memory_objects
 from gemctl.plan.tables import Replication, TablePlan, place, replication
@@ -54,7 +55,7 @@ class Compute:
 
 @dataclass(frozen=True)
 class Plan:
-    """The value of plan.json. Bytes everywhere; `plan_only`: why `train` cannot run it yet (empty: it can)."""
+    """The value of plan.json. Bytes everywhere."""
 
     name: str
     topology: Topology
@@ -66,7 +67,6 @@ class Plan:
     traffic: list[Traffic]
     compute: Compute
     data: DataFacts
-    plan_only: list[str]
     fit: Fit
     hash: str
     format: int = FORMAT
@@ -105,7 +105,6 @@ def build(config: Config, spec: FeatureSpec, host: Host | None = None) -> Plan:
         "traffic": traffic(given),
         "compute": _compute(given),
         "data": facts,
-        "plan_only": _plan_only(given.topology),
     }
     fit = _fit(given, objects, classes, cluster_memory(config, host))
     return Plan(**shown, fit=fit, hash=_hash({**shown, "format": FORMAT}))
@@ -117,12 +116,6 @@ def check_fits(plan: Plan) -> None:
         raise DoesNotFit(plan.fit.message)
 
 
-def check_trainable(plan: Plan) -> None:
-    """Raises InputError for what can be planned but not trained yet."""
-    if plan.plan_only:
-        raise InputError(plan.plan_only)
-
-
 def to_json(plan: Plan) -> str:
     """The text of plan.json."""
     return json.dumps(dataclasses.asdict(plan), indent=1) + "\n"
@@ -131,7 +124,9 @@ def to_json(plan: Plan) -> str:
 def _inputs(config: Config, spec: FeatureSpec, facts: DataFacts) -> Inputs:
     topology = resolve(config.topology, config.launcher, experts(config.model))
     tables = place(spec, config, topology)
-    given = Inputs(config, spec, topology, units(dense_parameters(config.model, spec), topology), tables, facts)
+    names = [module.name for module in expert_modules(config.model, spec)]
+    sharded = units(dense_parameters(config.model, spec), topology, names)
+    given = Inputs(config, spec, topology, sharded, tables, facts)
     parameters = sum(unit.parameters for unit in given.units)
     largest = max((table.weight_bytes for table in tables.values()), default=0)
     if parameters > MOST or largest > MOST:  # int64 would overflow
@@ -155,15 +150,6 @@ def _compute(given: Inputs) -> Compute:
     lengths = {name: np.array([round(mean)]) for name, mean in given.facts.mean_events.items()}
     example = float(step_flops(given.config.model, given.spec, 1, lengths))
     return Compute(example, example * given.config.train.global_batch)
-
-
-def _plan_only(topology: Topology) -> list[str]:
-    axes = {"ep": topology.ep}
-    return [
-        f"topology.{axis} is {degree}: plan only, train runs {axis}=1 so far"
-        for axis, degree in axes.items()
-        if degree > 1
-    ]
 
 
 def _fit(given: Inputs, objects: list[MemoryObject], classes: RankClasses, memory: Memory) -> Fit:

@@ -9,7 +9,7 @@ experts/ep of them, sharded over dp_shard/ep ranks, and each module of experts i
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,8 +22,6 @@ UNIT_PARAMETERS = 1 << 20
 """A block below this many parameters costs more as a collective of its own than it saves in memory."""
 
 ROOT = "root"
-EXPERTS = "experts"
-"""Name of every module whose parameters are stacked by expert."""
 
 
 @dataclass(frozen=True)
@@ -74,16 +72,18 @@ def cut_dim(stacked: Shape, shards: int) -> int:
     return 1 if stacked[0] % shards and len(stacked) > 1 and stacked[1] % shards == 0 else 0
 
 
-def units(parameters: Iterable[tuple[str, Shape]], topology: Topology) -> list[Unit]:
+def units(
+    parameters: Iterable[tuple[str, Shape]], topology: Topology, expert_modules: Collection[str] = ()
+) -> list[Unit]:
     """Root first, then every block that is a unit of its own, in the order of `parameters` (name, shape).
 
     A block is a child of the dense model, or an entry of its list of layers ("heads", "layers.0"); with `ep` > 1 also
-    a module of experts.
+    each of `expert_modules`, whose parameters are stacked by expert.
     """
     blocks: dict[str, list[tuple[Shape, int]]] = {}
     experts: dict[str, list[Shape]] = {}
     for name, shape in parameters:
-        module = experts_of(name)
+        module = next((module for module in expert_modules if name.startswith(f"{module}.")), None)
         if module is not None and topology.ep > 1:
             experts.setdefault(module, []).append((shape[0] // topology.ep, *shape[1:]))
         else:
@@ -102,12 +102,6 @@ def units(parameters: Iterable[tuple[str, Shape]], topology: Topology) -> list[U
 
 def _unit(name: str, cuts: list[tuple[Shape, int]], shards: int, ep: int = 1) -> Unit:
     return Unit(name, tuple(shape for shape, _ in cuts), tuple(dim for _, dim in cuts), shards, ep)
-
-
-def experts_of(parameter: str) -> str | None:
-    """The module of experts that a parameter belongs to, None if it is stacked by none."""
-    parts = parameter.split(".")
-    return ".".join(parts[: parts.index(EXPERTS) + 1]) if EXPERTS in parts else None
 
 
 def block_of(parameter: str) -> str:

@@ -12,15 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gemctl.cluster.tiers import Tier, tier_of
-from gemctl.mesh.axes import EXPERT_SHARD, Axis
+from gemctl.mesh.axes import EXPERT_SHARD, WORLD, Axis
 from gemctl.mesh.groups import groups
 from gemctl.plan.dense import ROOT, Unit
+from gemctl.plan.experts import expert_modules
 from gemctl.plan.memory import Inputs
 from gemctl.plan.tables import FLOAT, TablePlan, anchors, ranks_of_host, state_floats
-from gemctl.specs.model import WukongExpertsSpec
 
 INT = 8
-WORLD = "world"
 ON_HOST = "mp_shard on a host"
 
 
@@ -91,24 +90,21 @@ def _sharded(given: Inputs, units: list[Unit], axis: str, what: str) -> list[Row
 
 
 def _exchanges(given: Inputs) -> list[Row]:
-    """Activations of the expert blocks: inputs gathered and outputs summed over `ep`, and the mirror for backward."""
-    model, spec = given.config.model, given.config.model.interaction
-    if not isinstance(spec, WukongExpertsSpec):
-        return []
-    calls, others = model.layers * given.config.train.accumulate, given.topology.ep - 1
-    sequences = len(given.spec.sequences) * model.summary.seeds
-    first = len(given.spec.categorical) + bool(given.spec.dense) + bool(given.spec.domain)
-    tokens = {"inputs": first + (model.layers - 1) * spec.tokens + model.layers * sequences,
-              "outputs": model.layers * spec.tokens}  # fmt: skip
-    token = given.rows * others * model.dim * given.compute_bytes
+    """Activations of the experts: inputs gathered and outputs summed over `ep`, and the mirror for backward.
+
+    The tokens that are there when a layer begins are gathered first, while its sequence blocks run.
+    """
+    modules = expert_modules(given.config.model, given.spec)
+    micro, config = given.config.train.accumulate, given.config
+    token = given.rows * (given.topology.ep - 1) * config.model.dim * given.compute_bytes
+    inputs, outputs = (sum(values) * token for values in zip(*((m.inputs, m.outputs) for m in modules), strict=True))
+    early = sum(2 if 0 < module.early < module.inputs else 1 for module in modules) * micro
+    calls, axis = len(modules) * micro, Axis.EP.value
     return [
-        (Axis.EP.value, collective, f"expert {what}", calls, tokens[what.split("'")[0]] * token)
-        for collective, what in (
-            ("all-gather", "inputs"),
-            ("reduce-scatter", "outputs"),
-            ("all-gather", "outputs' gradients"),
-            ("reduce-scatter", "inputs' gradients"),
-        )
+        (axis, "all-gather", "expert inputs", early, inputs),
+        (axis, "reduce-scatter", "expert outputs", calls, outputs),
+        (axis, "all-gather", "expert outputs' gradients", calls, outputs),
+        (axis, "reduce-scatter", "expert inputs' gradients", calls, inputs),
     ]
 
 

@@ -133,7 +133,6 @@ def _traffic(value: Plan) -> Table:
 
 def _notes(value: Plan) -> Text:
     lines = [_replication(value)] if value.tables else []
-    lines += value.plan_only
     lengths = [f"{name} {mean:.1f}" for name, mean in value.data.mean_events.items()]
     lines.append(f"mean events: {', '.join(lengths) or DASH} ({value.data.source})")
     example, step = si(value.compute.flops_per_example), si(value.compute.flops_per_step)

@@ -27,7 +27,7 @@ from gemctl.config.schema import (
     TrainConfig,
 )
 from gemctl.errors import DoesNotFit, InputError
-from gemctl.plan.build import Plan, build, check_fits, check_trainable, to_json
+from gemctl.plan.build import Plan, build, check_fits, to_json
 from gemctl.plan.classes import by_rank, totals
 from gemctl.plan.data_facts import data_facts
 from gemctl.plan.fit import USABLE
@@ -164,13 +164,6 @@ def test_gpu_memory_is_a_pool_of_its_own_and_may_be_unknown() -> None:
     check_fits(unknown)
     overfull = build(config_of(cluster=ClusterConfig(device="cuda", memory_gb=0.1)), SPEC, host_of(64 * GIB))
     assert overfull.fits is False
-
-
-def test_what_train_cannot_run_yet_is_plan_only() -> None:
-    plan = build(config_of(topology=TopologyConfig(mp_replicate=2)), SPEC)
-    with pytest.raises(InputError, match=r"mp_replicate is 2: plan only"):
-        check_trainable(plan)
-    check_trainable(build(config_of(), SPEC))
 
 
 def test_a_model_that_contradicts_itself_is_refused_with_all_its_problems() -> None:

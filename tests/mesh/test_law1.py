@@ -1,0 +1,64 @@
+"""Law 1: every legal topology trains as one process does, losses, gradient norms and final full state."""
+
+import sys
+from itertools import combinations
+
+import pytest
+
+from gemctl.mesh.axes import Axis
+from gemctl.mesh.topology import Topology
+from tests.mesh.law1 import TABLES, Case, Trained, assert_same, legal_topologies, optimizer_for, reference, run
+
+# world, dp_replicate, dp_shard, ep, mp_replicate, mp_shard: every axis > 1 with every other one, odd worlds too
+WORLDS = range(1, 9)
+TWELVE = [
+    Topology(2, 1, 2, 2, 2, 1, 2),
+    Topology(3, 1, 3, 1, 1, 3, 3),
+    Topology(4, 2, 2, 2, 2, 2, 4),
+    Topology(4, 1, 4, 4, 1, 4, 4),
+    Topology(4, 1, 4, 2, 2, 2, 4),
+    Topology(4, 4, 1, 1, 4, 1, 4),
+    Topology(4, 2, 2, 1, 1, 4, 4),
+    Topology(4, 1, 4, 1, 4, 1, 4),
+    Topology(6, 1, 6, 2, 2, 3, 6),
+    Topology(6, 3, 2, 2, 3, 2, 6),
+    Topology(8, 2, 4, 2, 2, 4, 8),
+    Topology(8, 1, 8, 4, 4, 2, 8),
+]
+
+
+def check_all(chosen: list[Case], found: list[Trained]) -> None:
+    for case, trained in zip(chosen, found, strict=True):
+        assert_same(case, reference(case), trained)
+
+
+def test_twelve_topologies_cover_every_pair_of_axes() -> None:
+    assert all(topology in legal_topologies(topology.world_size) for topology in TWELVE) and len(set(TWELVE)) == 12
+    for first, second in combinations(Axis, 2):
+        assert any(topology.degree(first) > 1 and topology.degree(second) > 1 for topology in TWELVE)
+
+
+@pytest.mark.parametrize("world", sorted({topology.world_size for topology in TWELVE}))
+def test_twelve_topologies_train_like_one_process(world: int) -> None:
+    kinds = list(TABLES)
+    chosen = [
+        Case(topology, kinds[number % len(kinds)], optimizer_for(topology))
+        for number, topology in enumerate(TWELVE)
+        if topology.world_size == world
+    ]
+    check_all(chosen, run(world, chosen))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(330)
+@pytest.mark.parametrize("world", WORLDS)
+def test_all_legal_topologies_train_like_one_process(world: int, capsys: pytest.CaptureFixture[str]) -> None:
+    legal = {size: legal_topologies(size) for size in WORLDS}
+    assert sum(map(len, legal.values())) == 97
+    chosen = [Case(topology, kind, optimizer_for(topology)) for topology in legal[world] for kind in TABLES]
+    check_all(chosen, run(world, chosen, timeout=300))
+    with capsys.disabled():
+        sys.stdout.write(
+            f" world {world}: {len(legal[world])} of 97 legal topologies of worlds 1 to 8, each with "
+            f"{len(TABLES)} kinds of tables\n"
+        )
