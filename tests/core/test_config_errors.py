@@ -47,8 +47,14 @@ def write(path: Path, text: str) -> str:
         ("optim.dense.betas=[0.9]", "optim.dense.betas=[0.9]: must be a list of 2 values, each a number ≥ 0 and < 1"),
         ("optim.dense.betas=[0.9,1]", "optim.dense.betas=[0.9,1]: must be a number ≥ 0 and < 1, not 1"),
         ("optim.dense=adamw", "optim.dense=adamw: must be a mapping with the keys lr, betas"),
-        ("topology.tables={user: colum_wise}", "topology.tables={user: colum_wise}: must be row_wise or table_wise"),
-        ("topology.tables=3", "topology.tables=3: must be a mapping of names to row_wise or table_wise, not 3"),
+        (
+            "topology.tables={user: colum_wise}",
+            "topology.tables={user: colum_wise}: must be row_wise, table_wise or table_row_wise",
+        ),
+        (
+            "topology.tables=3",
+            "topology.tables=3: must be a mapping of names to row_wise, table_wise or table_row_wise, not 3",
+        ),
         ("train.steps.x=3", "train.steps.x=3: train.steps has no keys of its own: set it whole"),
         ("optim.dense.betas.0=0.5", "optim.dense.betas.0=0.5: optim.dense.betas has no keys of its own: set it whole"),
         ("model={dimm: 3}", "model={dimm: 3}: unknown key 'model.dimm'; did you mean model.dim?"),
