@@ -26,10 +26,11 @@ from torch import Tensor
 from gemctl.kernels.triton_launch import FAR, Tiling, empty, launch
 
 BLOCK = 64  # rows of the other side that count as one unit of length
-CHUNK = 128  # slots of a program
+CHUNK = 512  # slots of a program, placed by PIECE
+PIECE = 128
 CLASSES = 256  # of length: exact up to 32 blocks, then 16 for each doubling, up to 60,000 blocks
 KEPT = 64  # schedules: some ten of one batch, for its kinds of layers and kernels
-_TILING = Tiling(CHUNK, CLASSES, 8, 1)
+_TILING = Tiling(CHUNK, PIECE, 8, 1)
 
 _cache: OrderedDict[tuple[object, ...], tuple[Tensor, tuple[Tensor, ...]]] = OrderedDict()
 _lock = Lock()
@@ -86,7 +87,8 @@ def _build(offsets: Tensor, tokens: int, height: int, other: Tensor | None, behi
     launch(
         _count, chunks, _TILING, offsets, second, found, classes, counts, batch, slots, steps, behind, ahead, **sizes
     )
-    launch(_place, chunks, _TILING, found, classes, counts, order, slots, chunks, CHUNK=CHUNK, CLASSES=CLASSES)
+    sizes = {"CHUNK": CHUNK, "PIECE": PIECE, "CLASSES": CLASSES}
+    launch(_place, chunks, _TILING, found, classes, counts, order, slots, chunks, **sizes)
     return order
 
 
@@ -157,6 +159,7 @@ def _place(
     slots: tl.tensor,
     chunks: tl.tensor,
     CHUNK: tl.constexpr,
+    PIECE: tl.constexpr,
     CLASSES: tl.constexpr,
 ) -> None:
     """Writes each tile behind all longer ones, and among those of its class in the order of their slots."""
@@ -170,11 +173,11 @@ def _place(
         total += tl.sum(held, 0)
         before += tl.sum(tl.where(index < chunk, held, 0), 0)
     start = slots - tl.cumsum(total, 0) + before
-    slot = chunk * CHUNK + tl.arange(0, CHUNK)
-    kind = tl.load(classes + slot, mask=slot < slots, other=-1)
-    base = tl.sum(tl.where(kind[:, None] == kinds[None, :], start[None, :], 0), 1)
-    # The same kinds once more, laid along the other axis.
-    others = tl.load(classes + chunk * CHUNK + tl.arange(0, CHUNK), mask=slot < slots, other=-1)
-    earlier = tl.arange(0, CHUNK)[None, :] < tl.arange(0, CHUNK)[:, None]
-    rank = tl.sum(((kind[:, None] == others[None, :]) & earlier).to(tl.int32), 1)
-    tl.store(order + base + rank, tl.load(found + slot, mask=slot < slots, other=0), mask=slot < slots)
+    earlier = tl.arange(0, PIECE)[None, :] < tl.arange(0, PIECE)[:, None]
+    for piece in range(0, CHUNK, PIECE):
+        slot = chunk * CHUNK + piece + tl.arange(0, PIECE)
+        kind = tl.load(classes + slot, mask=slot < slots, other=0)
+        rank = tl.sum(((kind[:, None] == kind[None, :]) & earlier).to(tl.int32), 1)
+        place = tl.gather(start, kind, 0) + rank
+        tl.store(order + place, tl.load(found + slot, mask=slot < slots, other=0), mask=slot < slots)
+        start += tl.histogram(kind, CLASSES)

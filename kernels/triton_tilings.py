@@ -1,6 +1,8 @@
-"""Tile sizes of the Triton kernels: a fixed table, so that a result never depends on timing.
+"""Tile sizes of the Triton kernels of jagged attention: a fixed table, so that a result never depends on timing.
 
-Chosen on an H200 (docs/benchmarks.md); GPUs with less shared memory than A100 and float32 take small tiles.
+Measured on an H200 (docs/benchmarks.md), where a program's own tile should not be much longer than the sequences, and
+two or three programs on a multiprocessor hide each other's beginnings and ends. Which column is taken depends on the
+mean length, known from shapes alone. float32, a bias and GPUs with little shared memory take small tiles.
 """
 
 from enum import StrEnum
@@ -10,6 +12,7 @@ from torch import Tensor
 from gemctl.kernels.triton_launch import Tiling, has_large_shared_memory
 
 PRECISION = "ieee"  # of float32 products; for shorter dtypes it means nothing
+LONG = 384  # mean length from which sequences count as long
 
 
 class Part(StrEnum):
@@ -21,23 +24,25 @@ class Part(StrEnum):
     GRAD_BIAS = "grad_bias"
 
 
-LARGE = {
-    Part.FORWARD: Tiling(128, 64, 8, 3),
-    Part.GRAD_Q: Tiling(128, 64, 8, 2),
-    Part.GRAD_KV: Tiling(128, 64, 8, 2),
-    Part.GRAD_BIAS: Tiling(64, 64, 4, 1),
+# (short sequences, long ones)
+SOFTMAX = {
+    Part.FORWARD: (Tiling(128, 32, 4, 3), Tiling(128, 64, 8, 3)),
+    Part.GRAD_Q: (Tiling(64, 32, 4, 3), Tiling(64, 64, 4, 2)),
+    Part.GRAD_KV: (Tiling(64, 32, 4, 3), Tiling(128, 32, 8, 3)),
 }
-SMALL = {
-    Part.FORWARD: Tiling(64, 32, 4, 2),
-    Part.GRAD_Q: Tiling(64, 32, 4, 2),
-    Part.GRAD_KV: Tiling(64, 32, 4, 2),
-    Part.GRAD_BIAS: Tiling(32, 32, 4, 1),
+ACTIVATION = {
+    Part.FORWARD: (Tiling(64, 32, 4, 3), Tiling(128, 64, 8, 3)),
+    Part.GRAD_Q: (Tiling(64, 32, 4, 3), Tiling(64, 64, 4, 2)),
+    Part.GRAD_KV: (Tiling(64, 32, 4, 3), Tiling(64, 32, 4, 3)),
 }
-FLOAT32 = dict.fromkeys(Part, Tiling(32, 32, 4, 1))
+SMALL = Tiling(64, 32, 4, 2)
+FLOAT32 = Tiling(32, 32, 4, 1)
 
 
-def tiling(part: Part, q: Tensor, biased: bool = False) -> Tiling:
-    """The tile sizes of one kernel for tensors like q; a bias takes registers and shared memory, too."""
-    if q.dtype.itemsize > 2:
-        return FLOAT32[part]
-    return (LARGE if has_large_shared_memory(q.device) and not biased else SMALL)[part]
+def tiling(part: Part, kind: str, own: Tensor, batch: int, biased: bool = False) -> Tiling:
+    """The tile sizes of one kernel; `own` is the side whose rows it owns, of `batch` sequences."""
+    if own.dtype.itemsize > 2:
+        return FLOAT32
+    if biased or not has_large_shared_memory(own.device):
+        return SMALL
+    return (SOFTMAX if kind == "softmax" else ACTIVATION)[part][own.shape[0] >= LONG * batch]

@@ -23,6 +23,7 @@ from gemctl.kernels.jagged import check, lengths
 from gemctl.specs import flops
 
 OP = "gdpa"
+ACTIVATION_NAMES = tuple(Activation)  # torch.compile cannot trace through the enumeration itself
 
 
 def gdpa(
@@ -80,7 +81,7 @@ def _offsets(q_offsets: Tensor | None, k_offsets: Tensor) -> dict[str, Tensor]:
 
 def _problems(activation: str, q_offsets: Tensor | None, broadcast_q: bool) -> list[str]:
     problems = []
-    if activation not in list(Activation):
+    if activation not in ACTIVATION_NAMES:
         problems.append(f"activation must be one of {', '.join(Activation)}, not {activation!r}")
     if broadcast_q != (q_offsets is None):
         problems.append("q_offsets must be None with broadcast_q, and only then")

@@ -28,12 +28,12 @@ def forward(
 ) -> Tensor:
     """Output [ΣLq, H, D], or [B·S, H, D] where q_offsets is None and q [S, H, D] belongs to every row."""
     q, k, v = rows(q), rows(k), rows(v)
-    heads, dim = q.shape[1:]
+    (heads, dim), batch = q.shape[1:], k_offsets.shape[0] - 1
     offsets = schedule.every(q.shape[0], k_offsets) if q_offsets is None else q_offsets
-    tokens = q.shape[0] * (1 if q_offsets is not None else k_offsets.shape[0] - 1)
+    tokens = q.shape[0] * (batch if q_offsets is None else 1)
     output = empty((tokens, heads, dim), q.dtype, q.device)
     sizes, (behind, ahead) = _sizes(q, activation, causal, window, q_offsets is None), reach(causal, window)
-    tile = tiling(Part.FORWARD, q)
+    tile = tiling(Part.FORWARD, activation, output, batch)
     order = schedule.tiles(offsets, tokens, tile.own, k_offsets, behind, ahead)
     args = q, k, v, output, q, q, order, offsets, k_offsets, *strides(q, k, v), *[0] * 5
     numbers = heads, heads // k.shape[1], pre_scale, post_scale, behind, ahead
@@ -58,7 +58,7 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k, v."""
     q, k, v, grad = rows(q), rows(k), rows(v), rows(grad_output)
-    heads, key_heads = q.shape[1], k.shape[1]
+    heads, key_heads, batch = q.shape[1], k.shape[1], k_offsets.shape[0] - 1
     offsets = schedule.every(q.shape[0], k_offsets) if q_offsets is None else q_offsets
     # Shared queries get a part from every row; the parts are summed in float32.
     grad_q = empty(grad.shape, torch.float32 if q_offsets is None else q.dtype, q.device)
@@ -66,13 +66,13 @@ def backward(
     sizes, (behind, ahead) = _sizes(q, activation, causal, window, q_offsets is None), reach(causal, window)
     lines, both = (*strides(q, k, v, grad), *[0] * 5), pre_scale * post_scale
 
-    tile = tiling(Part.GRAD_Q, q)
+    tile = tiling(Part.GRAD_Q, activation, grad, batch)
     order = schedule.tiles(offsets, grad.shape[0], tile.own, k_offsets, behind, ahead)
     args = q, k, v, grad, q, q, q, grad_q, q, order, offsets, k_offsets, *lines
     numbers = heads, heads // key_heads, pre_scale, both, behind, ahead
     launch(grad_q_kernel, order.shape[0] * heads, tile, *args, *numbers, **sizes, BM=tile.own, BN=tile.other)
 
-    tile = tiling(Part.GRAD_KV, q)
+    tile = tiling(Part.GRAD_KV, activation, k, batch)
     order = schedule.tiles(k_offsets, k.shape[0], tile.own, offsets, ahead, behind)
     args = q, k, v, grad, q, q, grad_k, grad_v, q, order, offsets, k_offsets, *lines
     of_keys = key_heads, heads // key_heads, pre_scale, both, post_scale, behind, ahead

@@ -76,11 +76,11 @@ def attend(
     """As `forward`; with `broadcast` q [S, H, D] is every sequence's (q_offsets: multiples of S)."""
     _check_scale(scale)
     q, k, v = rows(q), rows(k), rows(v)
-    heads, dim = q.shape[1:]
-    tokens = q.shape[0] * (q_offsets.shape[0] - 1) if broadcast else q.shape[0]
+    (heads, dim), batch = q.shape[1:], q_offsets.shape[0] - 1
+    tokens = q.shape[0] * (batch if broadcast else 1)
     output = empty((tokens, heads, dim), q.dtype, q.device)
     lse = empty((tokens, heads), torch.float32, q.device)
-    tile = tiling(Part.FORWARD, q, bias is not None)
+    tile = tiling(Part.FORWARD, "softmax", output, batch, bias is not None)
     behind, ahead = reach(causal, window)
     order = schedule.tiles(q_offsets, tokens, tile.own, k_offsets, behind, ahead)
     args = q, k, v, output, lse, *_bias(q, bias)[:1], order, q_offsets, k_offsets
@@ -108,7 +108,7 @@ def attend_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """As `backward`; with `broadcast` the first is each sequence's part in float32, [B·S, H, D]."""
     q, k, v, grad = rows(q), rows(k), rows(v), rows(grad_output)
-    heads, key_heads = q.shape[1], k.shape[1]
+    heads, key_heads, batch = q.shape[1], k.shape[1], q_offsets.shape[0] - 1
     behind, ahead = reach(causal, window)
     delta = empty(lse.shape, torch.float32, q.device)
     grad_q = empty(output.shape, torch.float32 if broadcast else q.dtype, q.device)
@@ -117,14 +117,14 @@ def attend_backward(
     saved, bias_numbers = (lse, delta), _bias(q, bias)
     common = _sizes(q, causal, window, bias, broadcast)
 
-    tile = tiling(Part.GRAD_Q, q, bias is not None)
+    tile = tiling(Part.GRAD_Q, "softmax", output, batch, bias is not None)
     order = schedule.tiles(q_offsets, output.shape[0], tile.own, k_offsets, behind, ahead)
     args = q, k, v, grad, output.contiguous(), *saved, grad_q, bias_numbers[0], order, q_offsets, k_offsets
     numbers = *lines, *bias_numbers[1:], heads, heads // key_heads, scale * LOG2_E, scale, behind, ahead
     sizes = common | {"BM": tile.own, "BN": tile.other}
     launch(grad_q_kernel, order.shape[0] * heads, tile, *args, *numbers, **sizes)
 
-    tile = tiling(Part.GRAD_KV, q, bias is not None)
+    tile = tiling(Part.GRAD_KV, "softmax", k, batch, bias is not None)
     order = schedule.tiles(k_offsets, k.shape[0], tile.own, q_offsets, ahead, behind)
     args = q, k, v, grad, *saved, grad_k, grad_v, bias_numbers[0], order, q_offsets, k_offsets
     numbers = *lines, *bias_numbers[1:], key_heads, heads // key_heads, scale * LOG2_E, scale, 1.0, behind, ahead
@@ -147,7 +147,7 @@ def _grad_bias(
     ahead: int,
 ) -> Tensor:
     q, k = tensors[:2]
-    tile = tiling(Part.GRAD_BIAS, q, biased=True)
+    tile = tiling(Part.GRAD_BIAS, "softmax", q, 1, biased=True)
     grad_bias = empty(bias.shape, bias.dtype, bias.device)
     programs = bias.shape[0] * -(-bias.shape[1] // tile.own) * -(-bias.shape[2] // tile.other)
     batch, heads = offsets[0].shape[0] - 1, q.shape[1]

@@ -86,7 +86,7 @@ def _sizes(seeds: Tensor, key_heads: int) -> dict[str, Any]:
 
 
 def _tiling(seeds: Tensor) -> Tiling:
-    return Tiling(CHUNK, 32, 4, 1) if seeds.dtype.itemsize > 2 else Tiling(CHUNK, 64, 4, 2)
+    return Tiling(CHUNK, 32, 4, 1 if seeds.dtype.itemsize > 2 else 4)
 
 
 @triton.jit

@@ -3,8 +3,8 @@
     python -m pytest tests/kernels/gpu_check.py -n 12      # -n: kernels compile in parallel, where pytest-xdist is
 
 Random jagged batches with empty, 1-token and 10,000-token sequences, every buffer poisoned and between guard zones of
-64 KiB, every result computed twice and equal bit for bit. Tolerances: ‖found − wanted‖ / ‖wanted‖ ≤ 5e-3 for bfloat16
-and float16, 1e-5 for float32.
+64 KiB, every result computed twice and equal bit for bit. Tolerances: ‖found − wanted‖ ≤ 5e-3 · max(1, ‖wanted‖) for
+bfloat16 and float16, 1e-5 for float32; for GDPA's output ‖ |act(S)| |V| ‖ stands in for ‖wanted‖.
 """
 
 from collections.abc import Callable, Iterator
@@ -186,6 +186,7 @@ def test_equals_the_definition(check: Check) -> None:
     for name, x in reference.items():
         assert torch.equal(found[name], again[name]), f"{name} differs between two runs"
         size = magnitude(check, given) if (check.op, name) == ("gdpa", "output") else x.norm()
+        size = size.clamp(min=1)  # norms below 1 belong to gradients that cancel to 0
         errors[name] = ((found[name].double() - x).norm() / size).item()
     report(f"{check}: " + ", ".join(f"{name} {error:.1e}" for name, error in errors.items()))
     assert all(error <= TOLERANCE[check.dtype] for error in errors.values()), errors
