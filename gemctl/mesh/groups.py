@@ -50,6 +50,47 @@ def groups(topology: Topology) -> dict[str, Ranks]:
 
 
 @dataclass(frozen=True)
+class AxisGroups:
+    """The groups of one axis as a rule: each has `degree` ranks, `stride` apart; `starts`: the first rank of each, as
+    [rows, distance between rows, groups in a row]. `hosts`: how many hosts the narrowest and the widest one lies on.
+    """
+
+    axis: str
+    degree: int
+    groups: int
+    stride: int
+    starts: tuple[int, int, int]
+    hosts: tuple[int, int]
+
+    def ranks(self, group: int) -> list[int]:
+        """The ranks of group number `group`."""
+        _, distance, width = self.starts
+        first = group // width * distance + group % width
+        return [first + self.stride * index for index in range(self.degree)]
+
+
+def axis_groups(topology: Topology) -> list[AxisGroups]:
+    """Every axis's groups (and, where there are experts to spread, those of `expert_shard`), outermost first.
+
+    Hosts are counted as the launcher starts them, `ranks_per_node` ranks on each.
+    """
+    strides = {Axis.DP_REPLICATE.value: topology.dp_shard, EXPERT_SHARD: topology.ep}
+    strides[Axis.MP_REPLICATE.value] = topology.mp_shard
+    found = groups(topology)
+    if topology.ep == 1:
+        del found[EXPERT_SHARD]
+    return [_axis_groups(axis, ranks, strides.get(axis, 1), topology) for axis, ranks in found.items()]
+
+
+def _axis_groups(axis: str, ranks: Ranks, stride: int, topology: Topology) -> AxisGroups:
+    count, degree = ranks.shape
+    hosts = 1 + (np.diff(ranks // topology.ranks_per_node, axis=1) != 0).sum(axis=1)
+    width = min(stride, count)  # groups begin at neighbouring ranks until the first one's second rank
+    starts = (count // width, stride * degree, width)
+    return AxisGroups(axis, degree, count, stride, starts, (int(hosts.min()), int(hosts.max())))
+
+
+@dataclass(frozen=True)
 class HostReport:
     """A host as its agent reports it: its slots and its topology address, outermost switch first ("spine.leaf1.n2")."""
 

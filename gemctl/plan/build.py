@@ -17,6 +17,7 @@ import numpy as np
 from gemctl.cluster.host import Host
 from gemctl.config.schema import Config
 from gemctl.errors import DoesNotFit, InputError
+from gemctl.mesh.groups import AxisGroups, axis_groups
 from gemctl.mesh.topology import Topology, resolve
 from gemctl.plan.classes import RankClasses, rank_classes
 from gemctl.plan.data_facts import DataFacts, data_facts
@@ -59,6 +60,7 @@ class Plan:
 
     name: str
     topology: Topology
+    mesh: list[AxisGroups]
     tables: dict[str, TablePlan]
     replication: Replication
     units: list[UnitPlan]
@@ -97,6 +99,7 @@ def build(config: Config, spec: FeatureSpec, host: Host | None = None) -> Plan:
     shown: dict[str, Any] = {
         "name": config.run.name,
         "topology": given.topology,
+        "mesh": axis_groups(given.topology),
         "tables": dict(given.tables),
         "replication": replication(given.tables, given.topology),
         "units": [_unit(unit) for unit in given.units],

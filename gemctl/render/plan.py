@@ -5,40 +5,32 @@ gemctl plan experiment=synthetic
 
 from collections import defaultdict
 
-import numpy as np
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from gemctl.mesh.axes import Axis
-from gemctl.mesh.groups import groups, nominal_hosts
-from gemctl.mesh.topology import Topology
 from gemctl.plan.build import Plan
 from gemctl.plan.fit import USABLE
 from gemctl.plan.traffic import Traffic
-from gemctl.render.units import DASH, binary, count, si
+from gemctl.render import mesh
+from gemctl.render.tables import titled
+from gemctl.render.units import DASH, binary, count, plural, si
 
-HOSTS, CLASSES, TABLES = 4, 3, 12
-"""Most hosts, rank classes and tables that are shown; how many more there are is said."""
+CLASSES, TABLES = 3, 12
+"""Most rank classes and tables that are shown; how many more there are is said."""
 
 
 def plan(value: Plan) -> Group:
     """The plan as Rich tables."""
     return Group(
         _head(value),
-        _mesh(value.topology),
+        mesh.axes(value.mesh),
+        *([mesh.hosts(value.topology, value.mesh)] if value.topology.world_size > 1 else []),
         _tables(value),
         _objects(value),
         _traffic(value),
         _notes(value),
     )
-
-
-def _table(title: str, *columns: str, left: int = 1) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for number, column in enumerate(columns):
-        table.add_column(column, justify="left" if number < left else "right", no_wrap=True)
-    return table
 
 
 def _head(value: Plan) -> Text:
@@ -48,42 +40,12 @@ def _head(value: Plan) -> Text:
     return Text(
         f"plan {value.hash[:12]} of {value.name}: {topology.world_size} ranks, dense {topology.dp_replicate} × "
         f"{topology.dp_shard}, tables {topology.mp_replicate} × {topology.mp_shard}; {count(parameters)} dense "
-        f"parameters in {_plural(len(value.units), 'unit')}, {count(rows)} table rows"
+        f"parameters in {plural(len(value.units), 'unit')}, {count(rows)} table rows"
     )
 
 
-def _mesh(topology: Topology) -> Table:
-    """Ranks by host; below each rank, for every axis of degree > 1, the number of its group."""
-    found = groups(topology)
-    axes = [axis for axis in Axis if topology.degree(axis) > 1]
-    ones = ", ".join(axis for axis in Axis if axis not in axes)
-    hosts = nominal_hosts(topology)
-    table = _table("mesh: the group of every rank", "axis", "degree")
-    for host in hosts[:HOSTS]:
-        table.add_column(host.name, no_wrap=True)
-    first = range(0, topology.world_size, topology.ranks_per_node)[:HOSTS]
-    places = [range(start, start + topology.ranks_per_node) for start in first]
-    table.add_row("rank", "", *(_cells(list(ranks)) for ranks in places))
-    for axis in axes:
-        group_of = np.empty(topology.world_size, np.int64)
-        group_of[found[axis]] = np.arange(len(found[axis]))[:, None]
-        cells = (_cells(group_of[ranks].tolist()) for ranks in places)
-        table.add_row(axis, str(topology.degree(axis)), *cells)
-    if ones:
-        table.add_row(ones, "1")
-    if len(hosts) > HOSTS:
-        table.caption = f"… and {_plural(len(hosts) - HOSTS, 'host')} more"
-    return table
-
-
-def _cells(numbers: list[int]) -> str:
-    """Numbers in columns of equal width; a host of many ranks shows its first 8."""
-    shown = "".join(f"{number:>5}" for number in numbers[:8])
-    return shown + (" …" if len(numbers) > 8 else "")
-
-
 def _tables(value: Plan) -> Table:
-    table = _table("tables", "name", "lookup", "sharding", "rows", "dim", "rows a rank", "weights", "state", left=3)
+    table = titled("tables", "name", "lookup", "sharding", "rows", "dim", "rows a rank", "weights", "state", left=3)
     largest = sorted(value.tables.values(), key=lambda item: (-item.weight_bytes, item.name))
     for item in largest[:TABLES]:
         where = item.sharding.replace("_", "-")
@@ -93,14 +55,14 @@ def _tables(value: Plan) -> Table:
         sizes = (binary(item.weight_bytes), binary(item.state_bytes))
         table.add_row(item.name, item.lookup, where, count(item.rows), str(item.dim), count(item.shard_rows), *sizes)
     if len(largest) > TABLES:
-        table.caption = f"… and {_plural(len(largest) - TABLES, 'table')} more, all smaller"
+        table.caption = f"… and {plural(len(largest) - TABLES, 'table')} more, all smaller"
     return table
 
 
 def _objects(value: Plan) -> Table:
     classes = value.classes.listed[:CLASSES]
     names = [f"rank {found.first_rank}" + (f" (×{found.ranks})" if found.ranks > 1 else "") for found in classes]
-    table = _table("bytes a rank", "object", *names)
+    table = titled("bytes a rank", "object", *names)
     table.add_column("how", justify="left", overflow="fold")
     for item in value.objects:
         mark = "≈ " if item.estimate else ""
@@ -108,9 +70,7 @@ def _objects(value: Plan) -> Table:
         table.add_row(item.name, *sizes, Text(mark + item.formula, style="dim"))
     table.add_row("total", *(binary(found.total) for found in classes), "≈ is an estimate", style="bold")
     if value.classes.count > CLASSES:
-        table.caption = (
-            f"… and {_plural(value.classes.count - CLASSES, 'rank class', 'rank classes')} more, all lighter"
-        )
+        table.caption = f"… and {plural(value.classes.count - CLASSES, 'rank class', 'rank classes')} more, all lighter"
     return table
 
 
@@ -118,7 +78,7 @@ def _traffic(value: Plan) -> Table:
     by_axis: dict[str, list[Traffic]] = defaultdict(list)
     for part in value.traffic:
         by_axis[part.axis].append(part)
-    table = _table("sent by a rank in a step", "axis", "tier", "calls", "bytes", left=2)
+    table = titled("sent by a rank in a step", "axis", "tier", "calls", "bytes", left=2)
     table.add_column("collectives", justify="left", overflow="fold")
     for axis, parts in by_axis.items():
         kinds: dict[str, list[int]] = defaultdict(lambda: [0, 0])
@@ -152,7 +112,3 @@ def _replication(value: Plan) -> str:
     if found.replicas > 1:
         text += f" in each of {found.replicas} replicas, which adds {binary(found.added_bytes)} a rank"
     return f"{text}; the fullest rank holds {found.imbalance:.2f} × the mean"
-
-
-def _plural(number: int, word: str, many: str = "") -> str:
-    return f"{number:,} {word if number == 1 else many or word + 's'}"

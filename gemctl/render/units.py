@@ -43,3 +43,8 @@ def binary(value: float | None) -> str:
 
 def date(seconds: float) -> str:
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def plural(number: int, word: str, many: str = "") -> str:
+    """A number of things: 1 host, 2,048 hosts."""
+    return f"{number:,} {word if number == 1 else many or word + 's'}"

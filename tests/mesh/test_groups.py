@@ -1,5 +1,6 @@
 """Process groups against their definition by coordinates, and the mesh laid over hosts."""
 
+import dataclasses
 import itertools
 import json
 import random
@@ -11,6 +12,7 @@ from gemctl.mesh.groups import (
     HostReport,
     Mesh,
     MisplacedError,
+    axis_groups,
     dense_grid,
     expert_grid,
     groups,
@@ -78,6 +80,17 @@ def test_grids_place_ranks_by_coordinates() -> None:
         assert dense_grid(topology)[place["dp_replicate"], place["dp_shard"]] == rank
         assert expert_grid(topology)[place["dp_replicate"], place["expert_shard"], place["ep"]] == rank
         assert table_grid(topology)[place["mp_replicate"], place["mp_shard"]] == rank
+
+
+def test_rules_of_an_axis_give_its_groups_and_hosts() -> None:
+    for topology in legal_topologies(12, 12):
+        placed = dataclasses.replace(topology, ranks_per_node=max(1, topology.world_size // 3))
+        expanded = groups(placed)
+        for rule in axis_groups(placed):
+            listed = expanded[rule.axis].tolist()
+            assert [rule.ranks(group) for group in range(rule.groups)] == listed
+            hosts = [len({rank // placed.ranks_per_node for rank in ranks}) for ranks in listed]
+            assert rule.hosts == (min(hosts), max(hosts))
 
 
 def test_lay_follows_addresses_not_names_nor_the_order_of_reports() -> None:

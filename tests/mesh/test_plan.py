@@ -189,7 +189,7 @@ def test_the_screen_shows_hosts_groups_objects_and_totals() -> None:
     plan = build(config_of(topology=TopologyConfig(dp_replicate=2)), SPEC, host_of(64 * GIB))
     text = screen(plan)
     words = [" ".join(line.split()) for line in text.splitlines()]
-    assert {"rank 0 1 2 3", "dp_replicate 2 0 1 0 1", "dp_shard 2 0 0 1 1", "mp_shard 4 0 0 0 0"} <= set(words)
+    assert {"dp_shard 2 2 [0–1] [2–3] 1 host", "mp_shard 4 1 [0–3] 1 host", "host0 0–3 0–1 0–1 0"} <= set(words)
     for item in plan.objects:
         assert item.name in text
     assert "fits" in text and "DOES NOT FIT" not in text and "until measured" in text

@@ -115,6 +115,10 @@ def test_rank_in_the_wrong_place_names_both(ends: dict[str, Ended]) -> None:
     assert "; the mesh has it on n" in end.message
 
 
+def _unknown(*arguments: object) -> None:
+    raise socket.gaierror(socket.EAI_NONAME, "Name unknown")
+
+
 @pytest.mark.parametrize(
     ("store", "told"),
     [
@@ -133,6 +137,8 @@ def test_store_that_is_not_reached_is_named(
 ) -> None:
     monkeypatch.setattr(rendezvous, "JOIN_SECONDS", 0.0)
     monkeypatch.setattr(socket, "gethostname", lambda: "n2")
+    if store == "nosuchhost:294":
+        monkeypatch.setattr(socket, "getaddrinfo", _unknown)
     run = RunDir.create(str(tmp_path), "small", ["test"])
     attempt = claim(run.path, 1, nodes=2, ranks_per_node=1, heartbeat=0.1)
     with pytest.raises(rendezvous.MeetingError) as caught:
