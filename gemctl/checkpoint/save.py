@@ -196,7 +196,8 @@ class Saver:
             seconds = time.perf_counter() - job.start
             self._say(job, "saved", stall=job.stall, seconds=seconds, staged=self._stager.bytes)
             return
-        self._discard(job)
+        if fault.storage:
+            self._discard(job)
         error = SaveError(f"saving step {job.step} failed: {fault.text}")
         left = self._config.tolerate - len(self._tolerated)
         self._tolerated.append(error)
@@ -210,7 +211,7 @@ class Saver:
                 self._log.write({"event": event, "step": job.step, "time": time.time(), **facts}, last=True)
 
     def _discard(self, job: _Job) -> None:
-        """Deletes what a failed save has left, for its room; no rank writes any more."""
+        """Deletes what an unpublished save has left, for its room; no rank writes any more."""
         if self._rank == 0:
             shutil.rmtree(job.folder, ignore_errors=True)
 
@@ -240,15 +241,23 @@ class Saver:
         }
         manifest = Manifest(job.step, self._attempt.number, self._facts, job.position, objects, files)
         try:
-            if not self._attempt.owns_run():
-                return self._lost()
-            publish(job.folder, manifest)
-            prune(self._run, self._attempt, self._config.keep)
+            if self._attempt.owns_run():
+                publish(job.folder, manifest)
         except OSError as error:
             return _Fault(f"rank 0: {_text(error)}", True)
         except (ValueError, TypeError) as error:  # `position` is not JSON
             return _Fault(f"rank 0: {_text(error)}", False)
+        if not self._attempt.owns_run():  # perhaps only since then: what was published is void, or the new owner's base
+            return self._lost()
+        self._prune(job)
         return None
+
+    def _prune(self, job: _Job) -> None:
+        """The new checkpoint stands whatever becomes of the old ones."""
+        try:
+            prune(self._run, self._attempt, self._config.keep)
+        except OSError as error:
+            self._say(job, "prune failed", fault=_text(error))
 
 
 def _fault_of(error: CheckpointException) -> _Fault:

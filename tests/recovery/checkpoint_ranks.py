@@ -1,5 +1,6 @@
 """What single ranks do in the checkpoint tests. No pytest here: each forked rank imports this module."""
 
+import errno
 import os
 import pickle
 import resource
@@ -25,11 +26,13 @@ from gemctl.checkpoint.export import export
 from gemctl.checkpoint.hash import full_state_hash, gather_full
 from gemctl.checkpoint.load import load
 from gemctl.checkpoint.save import SaveError, Saver
+from gemctl.checkpoint.staging import Stager
 from gemctl.checkpoint.storage import Writer
 from gemctl.config.schema import CheckpointConfig
 from gemctl.errors import GemctlError, InputError
 from gemctl.run.checkpoints import Comparison
 from gemctl.run.directory import RunDir
+from gemctl.run.manifest import checkpoints
 from tests.recovery.checkpoint_world import Trainee, facts
 
 
@@ -126,6 +129,10 @@ def die_in(path: Path, stage: str) -> None:
         return both
 
     places: dict[str, tuple[Any, str, Callable[..., Any]]] = {
+        "copy": (Stager, "stage", after(Stager.stage)),
+        "plan": (Writer, "prepare_local_plan", after(Writer.prepare_local_plan)),
+        "metadata": (Writer, "finish", after(Writer.finish)),
+        "manifest's draft": (os, "link", die),
         "write": (Writer, "write_data", after(Writer.write_data)),
         "hash": (saving, "describe_file", die),
         "before the manifest": (saving, "publish", die),
@@ -136,6 +143,36 @@ def die_in(path: Path, stage: str) -> None:
     patch.object(owner, name, replacement).start()
     save_twice(path, [4], 1, 1)
     time.sleep(20)
+
+
+def stop_in(path: Path, stage: str, keep: int) -> str | None:
+    """Publishes step 2; rank 0 stops itself in a stage of the save of step 4. What the save says once it goes on."""
+    patch.object(saving, "RETRY_PAUSE", 0.01).start()
+    save_twice(path, [2], 1, keep)
+    places: dict[str, tuple[Any, str]] = {
+        "write": (Writer, "write_data"),
+        "hash": (saving, "describe_file"),
+        "manifest": (saving, "publish"),
+        "manifest's link": (os, "link"),
+        "prune": (saving, "prune"),
+    }
+    owner, name = places[stage]
+    original = getattr(owner, name)
+
+    def stopped(*args: Any, **kwargs: Any) -> Any:
+        if dist.get_rank() == 0 and not (path / "pid").exists():
+            (path / "pid").write_text(str(os.getpid()))
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return original(*args, **kwargs)
+
+    patch.object(owner, name, stopped).start()
+    saver = saver_of(path, 1, keep, retries=2, tolerate=5)
+    saver.save(4, {key: value + 4 for key, value in plain_state().items()}, {"rows": 4})
+    try:
+        saver.wait()
+    except SaveError as error:
+        return str(error)
+    return None
 
 
 def load_errors(folders: list[Path]) -> list[list[str]]:
@@ -217,6 +254,17 @@ def save_on_a_disk_that_fills(
     except SaveError as error:
         return passed, None, str(error)
     return passed, None, None
+
+
+def save_and_fail_to_prune(path: Path) -> list[str]:
+    """Two saves with keep=1 whose old checkpoints cannot be deleted; the valid ones afterwards."""
+
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", "somewhere")
+
+    patch.object(saving, "prune", refuse).start()
+    save_twice(path, [2, 4], 1, 1)
+    return [checkpoint.path.name for checkpoint in checkpoints(RunDir(path)) if checkpoint.flaw is None]
 
 
 def save_bad_position(path: Path) -> str:

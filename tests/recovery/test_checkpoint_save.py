@@ -1,7 +1,11 @@
 """Saving and loading over real worlds: bit-equal, as the values were at the save, beside training's collectives."""
 
+import os
+import signal
 import struct
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
 
@@ -10,6 +14,7 @@ import torch
 
 from gemctl.checkpoint.content import content_sum
 from gemctl.checkpoint.pieces import Piece
+from gemctl.checkpoint.retention import remove_strays
 from gemctl.run.attempt import Base
 from gemctl.run.files import read_log
 from gemctl.run.manifest import KindCount, checkpoints, count_kinds, newest_verified, read, verify
@@ -63,6 +68,10 @@ def test_a_save_holds_the_values_of_its_moment(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("stage", "newest"),
     [
+        ("copy", 2),
+        ("plan", 2),
+        ("metadata", 2),
+        ("manifest's draft", 2),
         ("write", 2),
         ("hash", 2),
         ("before the manifest", 2),
@@ -79,7 +88,8 @@ def test_all_ranks_killed_in_a_save_lose_no_published_checkpoint(stage: str, new
     if stage == "in pruning":  # half deleted, so it must not pass for a checkpoint
         assert [checkpoint.step for checkpoint in checkpoints(run) if checkpoint.published] == [4]
     if newest == 2:
-        assert len(refused) == 1 and "step_4.a1: unfinished: it has no manifest.json" in refused[0]
+        told = [] if stage == "copy" else [f"{run.checkpoints}/step_4.a1: unfinished: it has no manifest.json"]
+        assert refused == told
 
     add_attempt(run, 2, Base(found.path.name, found.step))
     run_world(2, ranks.save_twice, tmp_path, [6], 2, 1)
@@ -93,6 +103,44 @@ def test_a_full_disk_on_one_rank_stops_the_save_on_all(tmp_path: Path) -> None:
         assert "saving step 1 failed: rank 1" in first
         assert "__1_0.distcp: File too large (errno 27)" in first
     assert not any(checkpoint.published for checkpoint in checkpoints(run))
+
+
+@pytest.mark.parametrize("stage", ["write", "hash", "manifest", "manifest's link", "prune"])
+def test_what_an_attempt_saves_that_was_stopped_and_taken_over_is_void(stage: str, tmp_path: Path) -> None:
+    """SIGSTOP in the save of step 4, a takeover, SIGCONT. Whatever the old attempt does then, it is never listed,
+    loaded or kept, and it deletes nothing of the run."""
+    run = make_run(tmp_path)
+    with ThreadPoolExecutor(1) as thread:
+        going = thread.submit(run_world, 2, ranks.stop_in, tmp_path, stage, 1)
+        pid = _wait_until_stopped(tmp_path / "pid")
+        found, _ = newest_verified(run)
+        assert found is not None and found.step == (4 if stage == "prune" else 2)
+        second = add_attempt(run, 2, Base(found.path.name, found.step))
+        if stage in {"hash", "prune"}:  # or later: both orders must be right
+            remove_strays(run, second)
+        os.kill(pid, signal.SIGCONT)
+        said = going.result()
+    if stage != "prune":
+        assert all("attempt 2 owns the run now; what attempt 1 saves is void" in text for text in said)
+    assert (found.path / "manifest.json").exists()
+    again, refused = newest_verified(run)
+    assert again == found
+    assert next(checkpoint.path for checkpoint in checkpoints(run) if checkpoint.flaw is None) == found.path
+    if stage in {"manifest", "manifest's link"}:
+        assert "step_4.a1: void: attempt 2 started from step 2" in refused[0]
+    run_world(2, ranks.save_twice, tmp_path, [6], 2, 1)
+    assert [path.name for path in run.checkpoints.iterdir()] == ["step_6.a2"]
+
+
+def _wait_until_stopped(file: Path) -> int:
+    """The process that `file` names, once it is stopped."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        text = file.read_text() if file.exists() else ""
+        if text and Path(f"/proc/{text}/stat").read_text().rpartition(")")[2].split()[0] == "T":
+            return int(text)
+        time.sleep(0.01)
+    raise AssertionError("no rank stopped itself")
 
 
 # Saves at steps 2, 4 and 6 with keep=1: how many tries fail, retries, tolerate → passed, what ends it, what is left.
@@ -156,6 +204,13 @@ def test_what_a_save_does_that_the_disk_refuses(name: str, tmp_path: Path) -> No
     failed = [line for line in read_log(run.attempt(1).saves) if line["event"] == "failed"]
     assert all("File too large" in line["fault"] for line in failed)
     assert [line["step"] for line in failed] == [step for step, count in fails.items() if count > retries]
+
+
+def test_a_checkpoint_stands_although_older_ones_cannot_be_deleted(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    assert run_world(2, ranks.save_and_fail_to_prune, tmp_path) == [["step_4.a1", "step_2.a1"]] * 2
+    events = [line["event"] for line in read_log(run.attempt(1).saves)]
+    assert events == ["prune failed", "saved"] * 2
 
 
 def test_a_position_that_is_not_json_fails_on_every_rank(tmp_path: Path) -> None:
