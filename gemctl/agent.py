@@ -253,7 +253,8 @@ class Agent:
         return well
 
     def _aborted(self) -> bool:
-        return self.attempt.kill_order.exists() or bool(requests.pending(self.run, self.attempt))
+        stop = any(wish.kind == "stop" for wish in requests.pending(self.run, self.attempt))
+        return stop or self.attempt.kill_order.exists()
 
     def _launch_config(self, place: Place) -> Any:
         from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs

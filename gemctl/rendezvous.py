@@ -21,7 +21,7 @@ from typing import Any
 
 from gemctl import env
 from gemctl.errors import GemctlError
-from gemctl.mesh.groups import HostReport, Mesh
+from gemctl.mesh.groups import LISTED, HostReport, Mesh
 from gemctl.run.attempt import Attempt
 from gemctl.run.laid import lay_attempt
 
@@ -97,6 +97,7 @@ class Rendezvous:
         from gemctl.store import StoreServer
 
         self._post(attempt, f"report/{self.node}", asdict(mine))
+        self._store.add(_key(attempt, "reports"), 1)
         if self.node == 0:
             self._seat(attempt)
         told = self._read(attempt, f"place/{self.node}", 2 * JOIN_SECONDS, "its place in the mesh")
@@ -123,31 +124,27 @@ class Rendezvous:
     def _seat(self, attempt: Attempt) -> None:
         """Lays the mesh over all reports, and tells every agent its place."""
         reports = self._reports(attempt)
-        order = list(_lay(attempt, reports).hosts())
+        order = {host.name: rank for rank, host in enumerate(_lay(attempt, reports).hosts)}
         # How node 0 is reached is for the others to say: its own name may mean its loopback on itself.
         addresses = [reports[1].store, *(report.address for report in reports[1:])]
         for node, report in enumerate(reports):
-            place = {"rank": order.index(report.host), "address": addresses[node]}
+            place = {"rank": order[report.host], "address": addresses[node]}
             self._post(attempt, f"place/{node}", place)
 
     def _reports(self, attempt: Attempt) -> list[Report]:
         keys = [_key(attempt, f"report/{node}") for node in range(self.nodes)]
-        found: dict[int, Report] = {}
         seconds = 1.5 * JOIN_SECONDS  # what keeps another host away is its own to say first
         deadline = time.monotonic() + seconds
-        while len(found) < self.nodes:
+        while self._store.add(_key(attempt, "reports"), 0) < self.nodes:
             self._check_wanted()
-            for node in range(self.nodes):
-                if node not in found and self._store.check([keys[node]]):
-                    found[node] = Report(**json.loads(self._store.get(keys[node])))
             if time.monotonic() > deadline:
-                missing = ", ".join(str(node) for node in range(self.nodes) if node not in found)
+                missing = [str(node) for node, key in enumerate(keys) if not self._store.check([key])]
                 raise MeetingError(
-                    f"{len(found)} of {self.nodes} hosts came within {seconds:.0f} s; no agent of nodes {missing}"
+                    f"{self.nodes - len(missing)} of {self.nodes} hosts came within {seconds:.0f} s; no agent of nodes "
+                    + ", ".join(missing[:LISTED] + ["…"] * (len(missing) > LISTED))
                 )
-            if len(found) < self.nodes:
-                time.sleep(POLL)
-        return [found[node] for node in range(self.nodes)]
+            time.sleep(POLL)
+        return [Report(**json.loads(self._store.get(key))) for key in keys]
 
     def _post(self, attempt: Attempt, key: str, value: dict[str, Any]) -> None:
         self._store.set(_key(attempt, key), json.dumps(value))

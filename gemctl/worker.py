@@ -137,7 +137,7 @@ class Worker:
         facts = RunFacts(
             world=self.world,
             axes=axes,
-            hosts=[rank.host for rank in self.mesh.ranks],
+            hosts=[rank.host for rank in self.mesh.ranks()],
             plan_hash=_hash(self.attempt.plan),
             config_hash=_hash(self.attempt.config),
             seed=self.config.run.seed,

@@ -7,6 +7,7 @@ Pure NumPy, no processes. The innermost (last) axis of a grid has neighbouring r
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from gemctl.mesh.axes import EXPERT_SHARD, Axis
 from gemctl.mesh.topology import Topology
 
 Ranks = NDArray[np.int64]
+LISTED = 8  # most hosts that a message names
 
 
 def dense_grid(topology: Topology) -> Ranks:
@@ -110,28 +112,29 @@ class LaidRank:
 
 @dataclass(frozen=True)
 class Mesh:
-    """A topology laid over hosts; the value of mesh.json."""
+    """A topology laid over hosts, the value of mesh.json. `hosts` are in mesh order, each has its slots' ranks."""
 
     topology: Topology
-    ranks: list[LaidRank]
-    groups: dict[str, list[list[int]]]
+    hosts: list[HostReport]
 
-    def hosts(self) -> dict[str, list[int]]:
+    def ranks(self) -> list[LaidRank]:
+        """Where every rank runs."""
+        places = [(host.name, local) for host in self.hosts for local in range(host.slots)]
+        return [LaidRank(rank, name, local) for rank, (name, local) in enumerate(places)]
+
+    def ranks_by_host(self) -> dict[str, list[int]]:
         """Ranks by host, in the order of the mesh."""
         found: dict[str, list[int]] = {}
-        for place in self.ranks:
+        for place in self.ranks():
             found.setdefault(place.host, []).append(place.rank)
         return found
 
-    def group(self, family: str, rank: int) -> list[int]:
-        """The ranks of `rank`'s group of an axis (or of `expert_shard`), itself included."""
-        return next(ranks for ranks in self.groups[family] if rank in ranks)
-
     def check_place(self, rank: int, world: int, host: str, local_rank: int) -> None:
         """Raises MisplacedError unless `rank` of `world` was laid where it runs, as `local_rank` of `host`."""
-        if world != len(self.ranks):
-            raise MisplacedError(f"rank {rank} is one of {world} ranks, the mesh was laid for {len(self.ranks)}")
-        place = self.ranks[rank]
+        ranks = self.ranks()
+        if world != len(ranks):
+            raise MisplacedError(f"rank {rank} is one of {world} ranks, the mesh was laid for {len(ranks)}")
+        place = ranks[rank]
         if (place.host, place.local_rank) != (host, local_rank):
             raise MisplacedError(
                 f"rank {rank} runs on {host} as its local rank {local_rank}; "
@@ -139,14 +142,13 @@ class Mesh:
             )
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for mesh.json."""
-        return asdict(self)
+        """Plain values for mesh.json: the hosts, and the groups of every axis by their rule."""
+        return {**asdict(self), "groups": [asdict(rule) for rule in axis_groups(self.topology)]}
 
     @staticmethod
     def from_json(value: dict[str, Any]) -> "Mesh":
         """The mesh of a mesh.json."""
-        ranks = [LaidRank(**place) for place in value["ranks"]]
-        return Mesh(Topology(**value["topology"]), ranks, value["groups"])
+        return Mesh(Topology(**value["topology"]), [HostReport(**host) for host in value["hosts"]])
 
 
 class MisplacedError(GemctlError):
@@ -160,10 +162,7 @@ def lay(topology: Topology, hosts: Sequence[HostReport]) -> Mesh:
     Raises InputError if the hosts' slots are not the world, or two hosts have one name.
     """
     _check_hosts(topology, hosts)
-    ranks: list[LaidRank] = []
-    for host in sorted(hosts, key=lambda host: _natural(host.address)):
-        ranks += [LaidRank(len(ranks) + local, host.name, local) for local in range(host.slots)]
-    return Mesh(topology, ranks, {family: found.tolist() for family, found in groups(topology).items()})
+    return Mesh(topology, sorted(hosts, key=lambda host: _natural(host.address)))
 
 
 def nominal_hosts(topology: Topology) -> list[HostReport]:
@@ -177,15 +176,14 @@ def _check_hosts(topology: Topology, hosts: Sequence[HostReport]) -> None:
     problems = []
     slots = sum(host.slots for host in hosts)
     if slots != topology.world_size:
-        listed = ", ".join(f"{host.name}: {host.slots}" for host in hosts)
+        listed = ", ".join(f"{host.name}: {host.slots}" for host in hosts[:LISTED])
+        listed += f", … {len(hosts) - LISTED} more" if len(hosts) > LISTED else ""
         problems.append(f"the mesh needs {topology.world_size} ranks, the hosts have {slots} slots ({listed})")
     problems += [
         f"host {host.name} has {host.slots} slots: it must have at least 1" for host in hosts if host.slots < 1
     ]
-    names = [host.name for host in hosts]
-    problems += [
-        f"host {name} reports {names.count(name)} times" for name in sorted(set(names)) if names.count(name) > 1
-    ]
+    times = Counter(host.name for host in hosts)
+    problems += [f"host {name} reports {count} times" for name, count in sorted(times.items()) if count > 1]
     if problems:
         raise InputError(problems)
 

@@ -27,6 +27,7 @@ OTHER_RANK = re.compile(r"\brank (\d+): ")
 FRAME = re.compile(r'File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)')
 COLLECTIVE = re.compile(r"torch/distributed/(?!elastic/)|torchrec/distributed/(comm_ops|types|dist_data)\.py")
 JOIN = re.compile(r"/(threading|queue|concurrent/futures/_base)\.py$")
+NAMED = 8  # hosts that are named of those that were lost together
 INNERMOST = 4  # frames of a thread that decide whether it waits for other ranks
 
 
@@ -107,7 +108,7 @@ def lost_hosts(attempt: Attempt, records: Records, lost: dict[int, str]) -> Caus
         agents = [agents[0]]
     elif len(others) > 1 and len(others) == records.nodes - 1:  # all at once: it is node 0 that is cut off
         agents = [records.agents[0]]
-    named = ", ".join(agent.text() for agent in agents)
+    named = ", ".join([agent.text() for agent in agents[:NAMED]] + ["…"] * (len(agents) > NAMED))
     how = lost.get(agents[0].node, f"no other host reaches it: {next(iter(lost.values()))}")
     log = str(attempt.agent_output(agents[0].node))
     return Cause("host", None, None, None, f"lost {named}: {how}", log)

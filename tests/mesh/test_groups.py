@@ -102,15 +102,15 @@ def test_lay_follows_addresses_not_names_nor_the_order_of_reports() -> None:
         HostReport("z", 2, "spine.leaf1.n30"),
     ]
     laid = lay(topology, hosts)
-    assert laid.hosts() == {"z": [0, 1], "a": [2, 3], "n10": [4, 5], "n2": [6, 7]}
-    assert [place.local_rank for place in laid.ranks] == [0, 1] * 4
+    assert laid.ranks_by_host() == {"z": [0, 1], "a": [2, 3], "n10": [4, 5], "n2": [6, 7]}
+    assert [place.local_rank for place in laid.ranks()] == [0, 1] * 4
     for seed in range(10):
         assert lay(topology, random.Random(seed).sample(hosts, 4)) == laid
 
 
 def test_lay_keeps_the_given_order_where_no_address_tells() -> None:
     laid = lay(Topology(3, 1, 3, 1, 1, 3, 1), [HostReport("n10", 1), HostReport("n2", 2)])
-    assert laid.hosts() == {"n10": [0], "n2": [1, 2]}
+    assert laid.ranks_by_host() == {"n10": [0], "n2": [1, 2]}
 
 
 def test_lay_refuses_hosts_that_are_not_the_world() -> None:
@@ -129,7 +129,6 @@ def test_mesh_json_round_trips() -> None:
     laid = lay(topology, nominal_hosts(topology))
     value = json.loads(json.dumps(laid.to_json()))
     assert Mesh.from_json(value) == laid
-    assert laid.group("expert_shard", 5) == [5, 7]
 
 
 def test_a_rank_elsewhere_than_laid_is_told_both_places() -> None:

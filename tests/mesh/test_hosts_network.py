@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from gemctl.agent import Agent
+from gemctl.mesh.groups import groups
 from gemctl.run.attempt import Attempt
 from gemctl.run.directory import RunDir
 from gemctl.run.files import LogTail
@@ -94,7 +95,7 @@ def train(root: str, arguments: list[str], addresses: bool) -> tuple[list[list[s
     prepared = Prepared(to_yaml(config), to_json(plan), len(HOSTS), 1)
     run_attempts(run, 1, prepared, config.recover, NetworkAgents(run, network, serve), shaping)
     mesh = read_mesh(run.attempt(1))
-    names = [[mesh.ranks[rank].host for rank in ranks] for ranks in mesh.groups["dp_shard"]]
+    names = [[mesh.hosts[rank].name for rank in ranks] for ranks in groups(mesh.topology)["dp_shard"].tolist()]
     return names, *shaping.steps()
 
 
@@ -131,9 +132,9 @@ class Steps:
         return statistics.median(self.named) / statistics.median(self.laid)
 
 
-def _train(root: Path, data: list[str], addresses: bool, groups: list[list[str]]) -> tuple[list[float], list[float]]:
+def _train(root: Path, data: list[str], addresses: bool, wanted: list[list[str]]) -> tuple[list[float], list[float]]:
     found, slow, fast = run_world(1, train, str(root), [*data, *JOB], addresses, gloo=False, timeout=90)[0]
-    assert found == groups
+    assert found == wanted
     return slow, fast
 
 

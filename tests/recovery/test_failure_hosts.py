@@ -61,7 +61,7 @@ def test_next_attempt_goes_on_in_the_living_agents_and_ranks_follow_the_mesh(end
         lines = read_log(second.agent_log(node))
         assert lines[0]["pid"] == read_log(first.agent_log(node))[0]["pid"]
         assert {line["rank"] for line in lines if line["event"] == "rank"} == ranks
-    assert read_mesh(second).hosts() == {"n2": [0, 1], "n10": [2, 3]}
+    assert read_mesh(second).ranks_by_host() == {"n2": [0, 1], "n10": [2, 3]}
     finish = read_log(second.rank_log(3))[-1]
     assert (finish["event"], finish["result"], finish["step"]) == ("finish", "finished", STEPS)
 
