@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 RENDERERS = {
+    "gemctl.bench.results.KernelBench": "gemctl.render.bench:kernels",
     "gemctl.cluster.checks.Doctor": "gemctl.render.doctor:doctor",
     "gemctl.config.schema.Config": "gemctl.render.config:config",
     "gemctl.run.checkpoints.Listing": "gemctl.render.checkpoint:listing",

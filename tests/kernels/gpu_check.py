@@ -135,13 +135,12 @@ def call(check: Check, given: dict[str, Tensor]) -> Tensor:
         return gdpa(q, k, v, None if check.seeds else rows, keys, 1, 1, broadcast_q=check.seeds > 0, **check.options)
     if check.op == "pooled":
         return pooled_attention(q, k, v, keys, 1)
-    tables = {}
+    cos = sin = None
     if check.rotary:
-        angles = torch.arange(max(check.len_q), device="cuda")[:, None] * 0.9 ** torch.arange(
-            q.shape[2] // 2, device="cuda"
-        )
-        tables = {"cos": angles.cos(), "sin": angles.sin()}
-    return block_attention(q, k, v, rows, 1, **tables, **check.options)
+        positions = torch.arange(max(check.len_q), device="cuda")[:, None]
+        angles = positions * 0.9 ** torch.arange(q.shape[2] // 2, device="cuda")
+        cos, sin = angles.cos(), angles.sin()
+    return block_attention(q, k, v, rows, 1, cos=cos, sin=sin, **check.options)
 
 
 def results(check: Check, given: dict[str, Tensor]) -> dict[str, Tensor]:

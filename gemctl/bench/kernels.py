@@ -1,0 +1,212 @@
+"""The kernel benchmark: our ops and what a user would pick instead, on the same inputs, in turns, in one call.
+
+    gemctl bench kernels --peer fa2=gemctl.bench.peers:fa2_varlen
+    python -m gemctl.bench.kernels RESULT.json --peer ...       # what it runs, as commands import no torch
+
+Every repeat times all contenders of a case one after another, so that a card that slows down slows all of them. TFLOP/s
+count useful pairs, the backward as 2.5 forwards, as kernel tables do; the two ops that memory bounds count every tensor
+once. Beside it stand the rate of an 8192³ matmul and of a copy, measured before each case of the same call.
+"""
+
+import argparse
+import importlib
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from gemctl.bench.cases import MEMORY_BOUND, OPS, SHAPES, SMALL, Case, Shape, make
+from gemctl.bench.clock import host_seconds, seconds
+from gemctl.bench.results import KernelBench, Timing
+from gemctl.errors import InputError
+from gemctl.kernels import dispatch
+from gemctl.run.files import create_json
+
+OURS = "gemctl"
+MATMUL = 8192
+COPY = 1 << 30  # elements of two bytes
+BACKWARD = 2.5  # of a forward's FLOPs, as kernel tables count them
+Peer = Callable[[Case], Callable[[], Tensor] | None]
+
+
+def peers(words: list[str]) -> dict[str, Peer]:
+    """The functions behind NAME=module:function; InputError names all that are not there."""
+    found: dict[str, Peer] = {}
+    problems = []
+    for word in words:
+        name, _, path = word.partition("=")
+        module, _, function = path.partition(":")
+        try:
+            found[name] = getattr(importlib.import_module(module), function)
+        except (ImportError, AttributeError, ValueError) as error:
+            problems.append(f"--peer {word}: {error} (wanted NAME=module:function)")
+    if problems:
+        raise InputError(problems)
+    return found
+
+
+def measure(args: argparse.Namespace, contenders: dict[str, Peer]) -> KernelBench:
+    """All timings that the arguments ask for."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = getattr(torch, args.dtype)
+    shapes = [shape for shape in (SMALL if args.small else SHAPES) if not args.case or shape.name in args.case]
+    if not shapes:
+        raise InputError(f"--case {', '.join(args.case)}: there are {', '.join(s.name for s in SHAPES)}")
+    bench = KernelBench(
+        device=torch.cuda.get_device_name() if device.type == "cuda" else "CPU",
+        versions=_versions(),
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        command=sys.argv[1:],
+        settings={name: str(getattr(args, name)) for name in ("batch", "heads", "head_dim", "dtype", "repeats")},
+        matmul=[], copy=[], host={}, schedule=0.0, timings=[],
+    )  # fmt: skip
+    sizes = args.batch, args.heads, args.head_dim, dtype, device
+    for op in args.op or OPS:
+        for shape in shapes:
+            if OPS[op](shape):
+                _measure_case(bench, op, shape, sizes, contenders, args.repeats, args.small)
+        smallest = make(op, SMALL[0], 4, *sizes[1:])
+        bench.host[op] = host_seconds(smallest.call, device)
+    if device.type == "cuda":
+        bench.schedule = schedule_seconds(make("gdpa", shapes[-1], *sizes))
+    return bench
+
+
+def _measure_case(
+    bench: KernelBench,
+    op: str,
+    shape: Shape,
+    sizes: tuple[int, int, int, torch.dtype, torch.device],
+    contenders: dict[str, Peer],
+    repeats: int,
+    small: bool,
+) -> None:
+    case = make(op, shape, *sizes)
+    device, memory_bound = case.k.device, op in MEMORY_BOUND
+    bench.matmul.append(_matmul(case.k.dtype, device, 256 if small else MATMUL))
+    bench.copy.append(_copy(device, 1 << 20 if small else COPY))
+    calls: dict[tuple[str, str], Callable[[], object]] = {}
+    refused: dict[str, str] = {}
+    for name, peer in {OURS: _ours, **contenders}.items():
+        calls_or_reason = _prepare(case, peer)
+        if isinstance(calls_or_reason, str):
+            refused[name] = calls_or_reason
+        else:
+            calls[name, "forward"], calls[name, "backward"] = calls_or_reason
+    found: dict[tuple[str, str], list[float]] = {key: [] for key in calls}
+    for _ in range(repeats):
+        for key, call in calls.items():
+            found[key].append(seconds(call, device))
+    for name in [OURS, *contenders]:
+        for direction in ("forward", "backward"):
+            times = found.get((name, direction), [])
+            work = case.bytes(direction == "backward") if memory_bound else case.flops()
+            if not memory_bound and direction == "backward":
+                work = int(BACKWARD * work)
+            rate = work / median(times) if times else None
+            best = bench.copy[-1] if memory_bound else bench.matmul[-1]
+            bench.timings.append(
+                Timing(
+                    op, shape.name, direction, name, times, median(times) if times else None, rate,
+                    "B/s" if memory_bound else "FLOP/s", rate / best if rate else None, refused.get(name),
+                )
+            )  # fmt: skip
+
+
+def _ours(case: Case) -> Callable[[], Tensor]:
+    return case.call
+
+
+def _prepare(case: Case, peer: Peer) -> tuple[Callable[[], object], Callable[[], object]] | str:
+    """Calls of the forward and the backward, or why there are none."""
+    try:
+        forward = peer(case)
+        if forward is None:
+            return "does not do this case"
+        output = forward()
+        grad = torch.randn_like(output)
+        inputs = case.q, case.k, case.v
+
+        def backward() -> object:
+            return torch.autograd.grad(output, inputs, grad, retain_graph=True)
+
+        backward()
+        return forward, backward
+    except Exception as error:  # a peer is any code; that it fails is a result
+        return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+
+
+def _matmul(dtype: torch.dtype, device: torch.device, size: int) -> float:
+    """FLOP/s of a square matmul."""
+    a, b = (torch.randn(size, size, dtype=dtype, device=device) for _ in range(2))
+    return 2 * size**3 / seconds(lambda: a @ b, device)
+
+
+def _copy(device: torch.device, elements: int) -> float:
+    """Bytes/s of a copy, read and written."""
+    source = torch.ones(elements, dtype=torch.bfloat16, device=device)
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / seconds(lambda: target.copy_(source), device)
+
+
+def schedule_seconds(case: Case) -> float:
+    """Seconds that a GPU takes to make a tile schedule, its launches replayed from a graph."""
+    from gemctl.kernels import schedule
+
+    def build() -> None:
+        schedule.tiles(case.q_offsets, case.q.shape[0], 128, case.k_offsets)
+
+    build()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        build()
+    return seconds(graph.replay, case.q.device)
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": sys.version.split()[0], "torch": torch.__version__}
+    if torch.version.cuda:
+        import triton
+
+        found |= {"cuda": torch.version.cuda, "triton": triton.__version__}
+    return found
+
+
+def parser() -> argparse.ArgumentParser:
+    """The arguments after RESULT.json, those of the command as well."""
+    found = argparse.ArgumentParser(prog="gemctl.bench.kernels")
+    found.add_argument("result")
+    from gemctl.commands.bench import kernel_arguments
+
+    kernel_arguments(found)
+    return found
+
+
+def main() -> int:
+    """Writes the value, or {"problems": [...]}."""
+    args = parser().parse_args()
+    start = time.monotonic()
+    try:
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            value = measure(args, peers(args.peer))
+    except InputError as error:
+        create_json(Path(args.result), {"problems": error.problems})
+        return error.exit_code
+    value.settings |= {
+        "seconds": f"{time.monotonic() - start:.0f}",
+        "backends": ", ".join(sorted(set(dispatch.used().values()))),
+    }
+    from dataclasses import asdict
+
+    create_json(Path(args.result), asdict(value))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
