@@ -48,6 +48,9 @@ class TrainConfig:
     steps: Annotated[Positive, Field(description="steps of the whole run")] = 100
     eval_every: Annotated[NonNegative, Field(description="steps between evaluations; 0: at the end only")] = 0
     accumulate: Annotated[Positive, Field(description="micro-batches of the dense part in a step")] = 1
+    recompute: Annotated[
+        Literal["none", "layers"], Field(description="layers: backward computes their activations anew")
+    ] = "none"
     nan: Annotated[Literal["skip", "stop"], Field(description="what a non-finite loss does")] = "skip"
     log_every: Annotated[Positive, Field(description="steps between lines in metrics.jsonl")] = 10
 

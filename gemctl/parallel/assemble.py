@@ -73,7 +73,7 @@ def assemble(config: Config, spec: FeatureSpec, topology: Topology, device: torc
     group = dist.group.WORLD
     if group is None:
         raise RuntimeError("assemble needs an initialised process group")
-    mesh, experts = shard_dense(model.dense, topology, config.precision, device)
+    mesh, experts = shard_dense(model.dense, topology, config.precision, device, config.train.recompute)
     placements = place(spec, config, topology)
     tables = ShardedTables(model.tables, spec, placements, config.optim.tables, topology, device)
     traffic = TrafficCounter(_axes([mesh, *([experts.mesh] if experts else [])], group))

@@ -1,7 +1,9 @@
 """The dense part under FSDP2: HSDP over dp_replicate × dp_shard, values by global index, one global gradient norm."""
 
 from collections.abc import Mapping
+from functools import partial
 from itertools import pairwise
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -9,6 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
+from torch.utils.checkpoint import checkpoint
 
 from gemctl.config.schema import PrecisionConfig
 from gemctl.mesh.axes import Axis
@@ -20,7 +23,11 @@ from gemctl.plan.dense import UNIT_PARAMETERS
 
 
 def shard_dense(
-    dense: nn.Module, topology: Topology, precision: PrecisionConfig, device: torch.device
+    dense: nn.Module,
+    topology: Topology,
+    precision: PrecisionConfig,
+    device: torch.device,
+    recompute: Literal["none", "layers"] = "none",
 ) -> tuple[DeviceMesh, EpGroup | None]:
     """Shards `dense` (on the meta device) in place and gives it storage; its values are not set yet. Collective.
 
@@ -30,6 +37,10 @@ def shard_dense(
     policy = MixedPrecisionPolicy()
     if precision.dense == "bf16":
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    layers = [block for child in dense.children() if isinstance(child, nn.ModuleList) for block in child]
+    again = layers if recompute == "layers" else []
+    for block in again:
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False)
     modules = expert_modules(dense)
     stacked = {parameter for module in modules for parameter in module.parameters()}
     group = None
@@ -48,8 +59,10 @@ def shard_dense(
                 fully_shard(block, mesh=mesh, mp_policy=policy, shard_placement_fn=cut)
     fully_shard(dense, mesh=mesh, mp_policy=policy, shard_placement_fn=cut)
     sharded = [module for module in dense.modules() if isinstance(module, FSDPModule)]
+    inner = {module for block in again for module in block.modules() if module is not block}
     for unit, following in pairwise(sharded):
-        unit.set_modules_to_forward_prefetch([following])
+        if unit not in inner:  # it would prefetch in backward too, when it runs again
+            unit.set_modules_to_forward_prefetch([following])
     dense.to_empty(device=device)
     return mesh, group
 

@@ -4,10 +4,12 @@ An estimate from the model's formulas: every input of a matrix product, a norm, 
 once; kernels recompute their scores. A test compares it with what autograd saves.
 """
 
+from typing import Literal
+
 from gemctl.plan.interaction_activations import NORM, block_values
 from gemctl.specs.count import event_features
 from gemctl.specs.data import FeatureSpec
-from gemctl.specs.layout import HistoryLayer, Layer, Layout, layout, summary_tokens
+from gemctl.specs.layout import History, HistoryLayer, Layer, Layout, layout, summary_tokens
 from gemctl.specs.model import ModelConfig
 from gemctl.specs.sequence import (
     Attention,
@@ -24,21 +26,31 @@ from gemctl.specs.sequence import (
 INDEX = 2  # an int64 beside each moved event, in float32 values
 
 
-def activation_floats(model: ModelConfig, spec: FeatureSpec) -> tuple[dict[str, int], int]:
+def activation_floats(
+    model: ModelConfig, spec: FeatureSpec, recompute: Literal["none", "layers"] = "none"
+) -> tuple[dict[str, int], int]:
     """(values kept per event, by sequence; values kept per row).
 
-    Merged histories count as if no two events met: an upper bound, as their lengths together are not known.
+    With `recompute` = "layers" each layer keeps its inputs alone, and the largest one has its values once more while
+    backward runs. Merged histories count as if no two events met: an upper bound, as their lengths together are not
+    known.
     """
     plan = layout(model, spec)
     events = {s.name: event_features(model, s) for s in spec.sequences}
     row = len(spec.dense) + 2 * model.dim * bool(spec.dense) + plan.tokens * (model.dim + NORM)
     for history in plan.histories:
-        stack = _stack(model, plan, [r for layer in plan.layers for r in layer.histories if r.history == history])
+        rows = [r for layer in plan.layers for r in layer.histories if r.history == history]
+        kept = [_event(row) for row in rows]
+        stack = _first(model, plan, history)
+        stack += sum(kept) if recompute == "none" else max(kept) + (len(rows) - 1) * history.dim
         row += stack * plan.cls
         merge = _merge(model, len(history.sources))
         for name in history.sources:
             events[name] += stack + merge
-    row += sum(_row(model, layer, plan.cls) for layer in plan.layers)
+    values = [_row(model, layer, plan.cls) for layer in plan.layers]
+    row += (
+        sum(values) if recompute == "none" else max(values) + sum(_inputs(layer) for layer in plan.layers) * model.dim
+    )
     return events, row + plan.outputs * model.dim + len(spec.labels) * 2 * sum(model.head_hidden)
 
 
@@ -49,11 +61,14 @@ def _merge(model: ModelConfig, sources: int) -> int:
     return 3 * sources * model.dim + 4 * model.merge.hidden + sources * INDEX
 
 
-def _stack(model: ModelConfig, plan: Layout, rows: list[HistoryLayer]) -> int:
-    """Per event: its first value, what moves it, and what each layer keeps."""
-    width = rows[0].history.dim
-    first = width + (model.dim if width != model.dim else 0) + (3 * INDEX if plan.cls else 0)
-    return first + sum(_event(row) for row in rows)
+def _first(model: ModelConfig, plan: Layout, history: History) -> int:
+    """Per event: its first value, and what moves it."""
+    return history.dim + (model.dim if history.dim != model.dim else 0) + (3 * INDEX if plan.cls else 0)
+
+
+def _inputs(layer: Layer) -> int:
+    """Tokens of a row that a layer begins with: X and the summaries that are there."""
+    return layer.inputs + sum(row.tokens for row in layer.histories)
 
 
 def _event(row: HistoryLayer) -> int:

@@ -120,6 +120,8 @@ def _changes(config: Config) -> Iterator[tuple[str, Config]]:
     for factor in (2, 4, 8, 16):
         count = train.accumulate * factor
         yield f"train.accumulate={count}", _with(config, "train", accumulate=count)
+    if train.recompute == "none":
+        yield "train.recompute=layers", _with(config, "train", recompute="layers")
     if topology.dp_replicate != "auto":
         for replicas in reversed(divisors(topology.dp_replicate)[:-1]):
             text = f"topology.dp_replicate={replicas} topology.dp_shard=auto"

@@ -19,6 +19,7 @@ from gemctl.mesh.topology import Topology
 from gemctl.plan.activations import activation_floats
 from gemctl.plan.data_facts import DataFacts
 from gemctl.plan.dense import Unit
+from gemctl.plan.experts import expert_modules
 from gemctl.plan.tables import FLOAT, TablePlan, anchors, state_floats
 from gemctl.specs.data import FeatureSpec
 
@@ -159,7 +160,7 @@ def _tables(given: Inputs) -> list[MemoryObject]:
 
 
 def _working(given: Inputs) -> list[MemoryObject]:
-    per_event, per_row = activation_floats(given.config.model, given.spec)
+    per_event, per_row = activation_floats(given.config.model, given.spec, given.config.train.recompute)
     events = {name: given.micro_rows * mean for name, mean in given.facts.mean_events.items()}
     saved = sum(per_event[name] * count for name, count in events.items()) + per_row * given.micro_rows
     return [
@@ -173,7 +174,21 @@ def _working(given: Inputs) -> list[MemoryObject]:
             "vectors and their gradients · dim · 4", estimate=True,
         ),
         _same("communication buffers", _buffers(given), BUFFERS, estimate=True),
+        *_gathered(given),
     ]  # fmt: skip
+
+
+def _gathered(given: Inputs) -> list[MemoryObject]:
+    """What experts spread over `ep` keep beside the other activations: their inputs are the whole group's rows. (Each
+    rank has 1/ep of the experts for ep times the rows, so what they make of them is counted already.)"""
+    ep, modules = given.topology.ep, expert_modules(given.config.model, given.spec)
+    if ep == 1:
+        return []
+    tokens = [module.inputs for module in modules]
+    kept = max(tokens) if given.config.train.recompute == "layers" else sum(tokens)
+    size = ep * given.micro_rows * kept * given.config.model.dim * given.compute_bytes
+    formula = f"ep = {ep} times {given.micro_rows} rows · {kept} tokens · dim · {given.compute_bytes}"
+    return [_same("gathered expert inputs", size, formula, estimate=True)]
 
 
 def _embedded_floats(given: Inputs) -> float:

@@ -92,17 +92,18 @@ def _sharded(given: Inputs, units: list[Unit], axis: str, what: str) -> list[Row
 def _exchanges(given: Inputs) -> list[Row]:
     """Activations of the experts: inputs gathered and outputs summed over `ep`, and the mirror for backward.
 
-    The tokens that are there when a layer begins are gathered first, while its sequence blocks run.
+    The tokens that are there when a layer begins are gathered first, while its sequence blocks run. A layer that is
+    computed anew gathers and sums anew.
     """
     modules = expert_modules(given.config.model, given.spec)
     micro, config = given.config.train.accumulate, given.config
     token = given.rows * (given.topology.ep - 1) * config.model.dim * given.compute_bytes
     inputs, outputs = (sum(values) * token for values in zip(*((m.inputs, m.outputs) for m in modules), strict=True))
     early = sum(2 if 0 < module.early < module.inputs else 1 for module in modules) * micro
-    calls, axis = len(modules) * micro, Axis.EP.value
+    calls, axis, forwards = len(modules) * micro, Axis.EP.value, 2 if config.train.recompute == "layers" else 1
     return [
-        (axis, "all-gather", "expert inputs", early, inputs),
-        (axis, "reduce-scatter", "expert outputs", calls, outputs),
+        (axis, "all-gather", "expert inputs", early * forwards, inputs * forwards),
+        (axis, "reduce-scatter", "expert outputs", calls * forwards, outputs * forwards),
         (axis, "all-gather", "expert outputs' gradients", calls, outputs),
         (axis, "reduce-scatter", "expert inputs' gradients", calls, inputs),
     ]

@@ -7,7 +7,7 @@ import pytest
 
 from gemctl.mesh.axes import Axis
 from gemctl.mesh.topology import Topology
-from tests.mesh.law1 import TABLES, Case, Trained, assert_same, legal_topologies, optimizer_for, reference, run
+from tests.mesh.law1 import TABLES, Case, assert_same, compare, legal_topologies, optimizer_for
 
 # world, dp_replicate, dp_shard, ep, mp_replicate, mp_shard: every axis > 1 with every other one, odd worlds too
 WORLDS = range(1, 9)
@@ -27,9 +27,10 @@ TWELVE = [
 ]
 
 
-def check_all(chosen: list[Case], found: list[Trained]) -> None:
-    for case, trained in zip(chosen, found, strict=True):
-        assert_same(case, reference(case), trained)
+def check_all(chosen: list[Case], timeout: float = 110.0) -> None:
+    """All cases are of one world."""
+    for case, found in zip(chosen, compare(chosen[0].topology.world_size, chosen, timeout), strict=True):
+        assert_same(case, found)
 
 
 def test_twelve_topologies_cover_every_pair_of_axes() -> None:
@@ -46,7 +47,7 @@ def test_twelve_topologies_train_like_one_process(world: int) -> None:
         for number, topology in enumerate(TWELVE)
         if topology.world_size == world
     ]
-    check_all(chosen, run(world, chosen))
+    check_all(chosen)
 
 
 @pytest.mark.slow
@@ -56,7 +57,7 @@ def test_all_legal_topologies_train_like_one_process(world: int, capsys: pytest.
     legal = {size: legal_topologies(size) for size in WORLDS}
     assert sum(map(len, legal.values())) == 97
     chosen = [Case(topology, kind, optimizer_for(topology)) for topology in legal[world] for kind in TABLES]
-    check_all(chosen, run(world, chosen, timeout=300))
+    check_all(chosen, timeout=300)
     with capsys.disabled():
         sys.stdout.write(
             f" world {world}: {len(legal[world])} of 97 legal topologies of worlds 1 to 8, each with "
