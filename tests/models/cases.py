@@ -177,7 +177,7 @@ MORE = {
         layers(
             LayerSpec(
                 repeat=2,
-                interaction=WukongExpertsSpec(experts=2, tokens=6, fm_tokens=2, lc_tokens=2, rank=2, hidden=[4]),
+                interaction=WukongExpertsSpec(experts=2, tokens=6, fm_tokens=2, lc_tokens=2, rank=3, hidden=[4]),
             )
         ),
         SPEC,

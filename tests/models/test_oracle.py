@@ -1,21 +1,68 @@
-"""The model against the padded float64 oracle: outputs and the gradient of every parameter and embedding."""
+"""The model against the padded float64 oracle: logits, the gradient of every parameter and embedding, and the work."""
+
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 import torch
 from torch import Tensor
 
+from gemctl.data.batch import Batch
 from gemctl.model.embeddings import Embedded
 from gemctl.model.gem import DenseModel
-from tests.models import oracle_gem
-from tests.models.cases import CASES, Case, cast, model_logits, random_batch, random_dense, random_embedded
+from gemctl.specs.count import module_flops
+from gemctl.specs.model import ModelConfig
+from tests.models.cases import ALL, Case, cast, model_logits, random_batch, random_dense, random_embedded
+from tests.models.options import OPTIONS, PRESETS, preset, twin
+from tests.models.oracle import Oracle
+from tests.models.own_block import KIND, squares
+from tests.models.shrink import MOST_REPEATS, shrunk
+
+OWN = {KIND: squares}
+BOUNDS = {torch.float64: 1e-9, torch.float32: 1e-5}
 
 
-def gradients(output: Tensor, dense: DenseModel, embedded: Embedded) -> dict[str, Tensor]:
+@dataclass
+class Found:
+    """Logits and gradients of one case by the model and the oracle on the same float32 numbers; the oracle's work."""
+
+    model: dict[torch.dtype, dict[str, Tensor]]
+    oracle: dict[str, Tensor]
+    work: dict[str, int]
+    batch: Batch
+
+
+def computed(case: Case) -> Found:
+    """The model in both types; the oracle in float64."""
+    batch = cast(random_batch(case.spec, case.lengths), torch.float32)
+    dense = random_dense(case, torch.float32)
+    embedded = random_embedded(case.spec, batch, case.model.dim, torch.float32)
+    found = {torch.float32: both(model_logits(dense, batch, embedded), dense, embedded)}
+    dense.double()
+    batch, embedded = cast(batch, torch.float64), doubled(embedded)
+    found[torch.float64] = both(model_logits(dense, batch, embedded), dense, embedded)
+    oracle = Oracle(dict(dense.named_parameters()), case.model, case.spec, OWN)
+    wanted = both(oracle(batch, embedded.categorical, embedded.events), dense, embedded)
+    return Found(found, wanted, dict(oracle.work), batch)
+
+
+def both(logits: Tensor, dense: DenseModel, embedded: Embedded) -> dict[str, Tensor]:
+    return {"logits": logits.detach(), **gradients(logits, dense, embedded)}
+
+
+def gradients(logits: Tensor, dense: DenseModel, embedded: Embedded) -> dict[str, Tensor]:
     """Of a fixed random combination of the logits, by parameter and embedding."""
-    weights = torch.randn(output.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    weights = torch.randn(logits.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     leaves = {**dict(dense.named_parameters()), **embedded.categorical, **embedded.events}
-    found = torch.autograd.grad((output * weights.to(output.dtype)).sum(), list(leaves.values()))
+    found = torch.autograd.grad((logits * weights.to(logits.dtype)).sum(), list(leaves.values()))
     return dict(zip(leaves, found, strict=True))
+
+
+def doubled(embedded: Embedded) -> Embedded:
+    def leaves(rows: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: leaf.detach().double().requires_grad_() for name, leaf in rows.items()}
+
+    return Embedded(leaves(embedded.categorical), leaves(embedded.events))
 
 
 def relative_error(found: Tensor, wanted: Tensor) -> float:
@@ -24,26 +71,83 @@ def relative_error(found: Tensor, wanted: Tensor) -> float:
     return difference / size if size else difference
 
 
-def _doubles(leaves: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: leaf.detach().double().requires_grad_() for name, leaf in leaves.items()}
+def check(case: Case) -> None:
+    found = computed(case)
+    assert found.oracle["logits"].shape == (len(case.lengths), len(case.spec.labels))
+    for dtype, bound in BOUNDS.items():
+        errors = {name: relative_error(found.model[dtype][name], wanted) for name, wanted in found.oracle.items()}
+        assert not {name: error for name, error in errors.items() if not error <= bound}, dtype
+    lengths = {name: sequence.offsets.diff().numpy() for name, sequence in found.batch.sequences.items()}
+    counted = module_flops(case.model, case.spec, len(found.batch), lengths)
+    assert counted == {name: 2 * found.work.get(name, 0) for name in counted}
+    assert found.work.keys() <= counted.keys()
 
 
-@pytest.mark.parametrize("dtype, bound", [(torch.float64, 1e-9), (torch.float32, 1e-5)], ids=["fp64", "fp32"])
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_logits_and_all_gradients(case: Case, dtype: torch.dtype, bound: float) -> None:
-    """The oracle works in float64 on the very numbers that the model has in `dtype`."""
-    batch = cast(random_batch(case.spec, case.lengths), dtype)
-    dense, embedded = random_dense(case, dtype), random_embedded(case.spec, batch, case.model.dim, dtype)
-    found = model_logits(dense, batch, embedded)
-    found_gradients = gradients(found, dense, embedded)
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_presets_small_twin_equals_the_oracle(name: str) -> None:
+    check(twin(name))
 
-    dense.double()
-    exact = Embedded(_doubles(embedded.categorical), _doubles(embedded.events))
-    state: dict[str, Tensor] = dict(dense.named_parameters())
-    args = case.model, case.spec, cast(batch, torch.float64), exact.categorical, exact.events
-    wanted = oracle_gem.logits(state, *args)
-    assert wanted.shape == (len(batch), len(case.spec.labels))
-    errors = {"logits": relative_error(found, wanted)}
-    for name, gradient in gradients(wanted, dense, exact).items():
-        errors[name] = relative_error(found_gradients[name], gradient)
-    assert not {name: error for name, error in errors.items() if not error <= bound}
+
+@pytest.mark.parametrize("case", OPTIONS.values(), ids=OPTIONS.keys())
+def test_every_option_equals_the_oracle(case: Case) -> None:
+    check(case)
+
+
+@pytest.mark.parametrize("case", ALL.values(), ids=ALL.keys())
+def test_every_case_equals_the_oracle(case: Case) -> None:
+    check(case)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_small_twin_differs_in_sizes_alone(name: str) -> None:
+    """Word for word the preset, but for its numbers; a number that is not set stays so, and a list keeps its length."""
+    model = preset(name)
+    assert kinds(shrunk(model)) == kinds(model)
+
+
+def kinds(value: Any) -> Any:
+    """`value` without its sizes; `repeat` is kept as far as the twin keeps it."""
+    if isinstance(value, list):
+        return [kinds(item) for item in value]
+    if isinstance(value, dict):
+        return {key: kinds(item) for key, item in value.items()}
+    if isinstance(value, int) and not isinstance(value, bool):
+        return "a size"
+    if not is_dataclass(value):
+        return value
+    found = {one.name: kinds(getattr(value, one.name)) for one in fields(value)}
+    if "repeat" in found:
+        found["repeat"] = min(value.repeat, MOST_REPEATS)  # type: ignore[union-attr]
+    return type(value).__name__, found
+
+
+def test_every_choice_that_the_schema_offers_is_compared() -> None:
+    """A kind, a flag, an activation, a gate, a parity, a value that may be null."""
+    assert offered(ModelConfig) - set().union(*(chosen(case.model) for case in OPTIONS.values())) == set()
+
+
+def chosen(value: Any) -> set[tuple[str, str, Any]]:
+    """(spec, field, value) of every field below `value`; a size counts as "set"."""
+    if isinstance(value, list | dict):
+        return set().union(*(chosen(item) for item in (value.values() if isinstance(value, dict) else value)))
+    found: set[tuple[str, str, Any]] = set()
+    if is_dataclass(value):
+        for one in fields(value):
+            inner = getattr(value, one.name)
+            found |= chosen(inner) | {(type(value).__name__, one.name, None if inner is None else "set")}
+            if isinstance(inner, str | bool):
+                found.add((type(value).__name__, one.name, inner))
+    return found
+
+
+def offered(hint: Any, where: tuple[str, str] = ("", "")) -> set[tuple[str, str, Any]]:
+    """(spec, field, value) of every choice that the annotation `hint` offers, and of those below it."""
+    if is_dataclass(hint):
+        hints = get_type_hints(hint)
+        return set().union(*(offered(inner, (hint.__name__, name)) for name, inner in hints.items()))  # type: ignore[union-attr]
+    if get_origin(hint) is Literal:
+        return {(*where, value) for value in get_args(hint)}
+    if hint is bool:
+        return {(*where, True), (*where, False)}
+    found = set().union(*(offered(inner, where) for inner in get_args(hint)))
+    return found | ({(*where, None), (*where, "set")} if type(None) in get_args(hint) else set())
