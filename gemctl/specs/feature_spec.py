@@ -32,12 +32,15 @@ register_full_backward_pre_hook register_load_state_dict_post_hook register_load
 register_parameter register_state_dict_post_hook register_state_dict_pre_hook requires_grad_ set_extra_state
 set_submodule share_memory state_dict to to_empty train training type update values xpu zero_grad
 """
+OWN_PREFIX, OWN = "gemctl:", Path(__file__).resolve().parent.parent / "configs"
+"""`gemctl:NAME` is the file NAME in gemctl's own configs, wherever it is installed."""
+
 TAKEN = frozenset(_MEMBERS.split())
 """Members of PyTorch's modules: tables and sequences become members, too, so they need other names."""
 
 
 def load(path: str | Path) -> FeatureSpec:
-    """The spec in `path` (a file or any fsspec URL). Raises InputError with all problems."""
+    """The spec in `path`: a file, any fsspec URL, or `gemctl:` and a file in configs/. InputError has all problems."""
     source = str(path)
     return parse(_read(source), source)
 
@@ -70,8 +73,9 @@ def scalar(text: str) -> str:
 def _read(source: str) -> str:
     import fsspec
 
+    path = str(OWN / source.removeprefix(OWN_PREFIX)) if source.startswith(OWN_PREFIX) else source
     try:
-        with fsspec.open(source, "rt", encoding="utf-8") as file:
+        with fsspec.open(path, "rt", encoding="utf-8") as file:
             return str(file.read())
     except (OSError, ValueError, ImportError) as error:
         raise InputError(f"{source}: the feature spec can't be read: {error}") from error

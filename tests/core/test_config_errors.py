@@ -32,7 +32,7 @@ def write(path: Path, text: str) -> str:
         ("train.lr=1", "train.lr=1: unknown key 'train.lr'; did you mean optim.dense.lr or optim.tables.lr?"),
         ("dense.lr=1", "dense.lr=1: unknown key 'dense.lr'; did you mean optim.dense.lr"),
         ("model=gem_nanu", "model=gem_nanu: group model has no choice 'gem_nanu'; did you mean gem_nano?"),
-        ("model=64", "model=64: group model has no choice '64' (choices: gem_nano)"),
+        ("model=64", "model=64: group model has no choice '64' (choices: gem_1gpu, gem_host, gem_nano, "),
         ("data.order=shufled", 'data.order=shufled: must be time or shuffled, not "shufled"; did you mean shuffled?'),
         ("train.steps=0", "train.steps=0: must be an integer ≥ 1, not 0"),
         ("train.steps=2.5", "train.steps=2.5: must be an integer ≥ 1, not 2.5"),
