@@ -45,8 +45,8 @@ class Ladder:
 def climb(overrides: list[str]) -> Ladder:
     """Trains both models and scores all rungs. CalledProcessError if a command fails (its output was shown)."""
     model, without = [[MAIN, *overrides], [MAIN, *overrides, *WITHOUT_HISTORIES]]
-    runs = [_gemctl("train", *words) for words in (model, without)]
-    scored = [_gemctl("eval", run["path"]) for run in runs]
+    runs = [gemctl("train", *words) for words in (model, without)]
+    scored = [gemctl("eval", run["path"]) for run in runs]
     commands = [f"gemctl train {' '.join(words)}" for words in (model, without)]
     return ladder(scored[0], scored[1], [*commands, "gemctl eval RUN (of each)"], runs[0]["run"]["versions"])
 
@@ -74,7 +74,7 @@ def sections(value: Ladder) -> list[Section]:
     return [Section(title, ["predictor", "NE", "AUC", "gap closed"], rows), Section("Made by", ["", ""], made)]
 
 
-def _gemctl(*words: str) -> dict[str, Any]:
+def gemctl(*words: str) -> dict[str, Any]:
     """The JSON of a command, whose progress goes to standard error."""
     command = [sys.executable, "-m", "gemctl", *words, "--json"]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
