@@ -216,7 +216,8 @@ def _staging(sharded: list[MemoryObject], replicas: int) -> MemoryObject:
     dense, tables = {"dense weights", "AdamW state"}, {"tables", "tables' AdaGrad state"}
     size = sum(item.largest for item in sharded if item.name in dense)
     size += sum(-(-item.largest // replicas) for item in sharded if item.name in tables)
-    return _same("checkpoint staging", size, "one copy of weights and optimizer state (tables: / mp_replicate)", HOST)
+    share = ", tables / mp_replicate" if replicas > 1 else ""
+    return _same("checkpoint staging", size, f"one copy of weights and optimizer state{share}", HOST)
 
 
 def _data(given: Inputs) -> list[MemoryObject]:
