@@ -143,12 +143,16 @@ def ratio(steps: list[list[float]]) -> float:
     return statistics.median(steps[1]) / statistics.median(steps[0])
 
 
+CUT = (3, 0)
+
+
 def cut_off(root: str) -> small_run.Ended:
-    """A small run in which the last host's cable is taken out; how it ended."""
+    """A small run in which a host's cable is taken out; how it ended."""
+    node = CUT[env.rank()]
     case = small_run.Case(root, nodes=4, ranks_per_node=1, steps=2000, disturb="cut")
-    run = RunDir.create(root, "small", ["test"])
+    run = RunDir.create(root, f"cut{node}", ["test"])
     network = Network()
-    small_run.DISTURBANCES["cut"] = lambda run, records: network.cut(3)
+    small_run.DISTURBANCES["cut"] = lambda run, records: network.cut(node)
 
     def serve(attempt: Attempt, node: int, store: str) -> int:
         return Agent(run, attempt, node, store).serve(small_run.work)
@@ -157,7 +161,10 @@ def cut_off(root: str) -> small_run.Ended:
 
 
 def test_host_that_is_cut_off_is_named(tmp_path: Path) -> None:
-    end = run_world(1, cut_off, str(tmp_path), gloo=False)[0]
-    assert "lost host n3 (node 3): no sign of its agent for 5 s" in end.message
-    assert end.left == []
-    assert end.seconds < 20
+    """Also that of node 0, which keeps the store: then all others fall silent."""
+    last, first = run_world(2, cut_off, str(tmp_path), gloo=False)
+    assert "lost host n3 (node 3): no sign of its agent for 5 s" in last.message
+    assert "lost host n1 (node 0): no other host reaches it: no sign of its agent for 5 s" in first.message
+    for end in (last, first):
+        assert end.left == []
+        assert end.seconds < 20

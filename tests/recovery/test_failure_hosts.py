@@ -1,11 +1,14 @@
 """Agents of two hosts: they meet, take their places in the mesh, and end together, however one of them ends."""
 
 import socket
+import time
 from pathlib import Path
 
 import pytest
 
 from gemctl import rendezvous
+from gemctl.recover.cause import lost_hosts
+from gemctl.recover.records import Records
 from gemctl.run.attempt import claim
 from gemctl.run.directory import RunDir
 from gemctl.run.files import read_log
@@ -145,3 +148,43 @@ def test_store_that_is_not_reached_is_named(
         rendezvous.Rendezvous(1, 2, store, lambda: False).meet(attempt)
     assert told in str(caught.value)
     assert str(caught.value).startswith("--store" if store == "n1" else "node 1 (host n2): ")
+
+
+def records_of_four(root: Path) -> Records:
+    """Hosts n0 to n3, one rank on each; all gave a sign a second ago."""
+    run = RunDir.create(str(root), "small", ["test"])
+    records = Records(claim(run.path, 1, nodes=4, ranks_per_node=1, heartbeat=0.1))
+    for agent in records.agents:
+        agent.host, agent.sign = f"n{agent.node}", time.monotonic() - 1
+    return records
+
+
+@pytest.mark.parametrize(
+    ("silent", "told"),
+    [
+        ([2], "lost host n2 (node 2): no sign"),
+        ([1, 3], "lost host n1 (node 1), host n3 (node 3): no sign"),
+        ([0, 1, 2, 3], "lost host n0 (node 0): no sign"),
+        ([1, 2, 3], "lost host n0 (node 0): no other host reaches it: no sign"),
+    ],
+)
+def test_of_hosts_that_fall_silent_together_the_lost_one_is_named(tmp_path: Path, silent: list[int], told: str) -> None:
+    records = records_of_four(tmp_path)
+    cause = lost_hosts(records.attempt, records, dict.fromkeys(silent, "no sign"))
+    assert cause is not None
+    assert cause.text() == told
+
+
+def test_a_rank_that_failed_before_its_host_was_lost_is_the_cause(tmp_path: Path) -> None:
+    records = records_of_four(tmp_path)
+    rank = records.ranks[1]
+    rank.exit, rank.ended = {"code": None, "signal": "SIGKILL", "killed": False}, time.monotonic() - 2
+    assert lost_hosts(records.attempt, records, {1: "no sign"}) is None
+    rank.ended += 1.5
+    assert lost_hosts(records.attempt, records, {1: "no sign"}) is not None
+    rank.ended -= 1.5
+    rank.exit, rank.failure = (
+        {"code": 1, "signal": None, "killed": False},
+        {"type": "RuntimeError", "message": "Connection closed by peer"},
+    )
+    assert lost_hosts(records.attempt, records, {1: "no sign"}) is not None
