@@ -68,7 +68,10 @@ class RecoverConfig:
     """When a run counts as dead or stuck, and how often it is brought back."""
 
     __pydantic_config__ = FORBID
-    heartbeat: Annotated[PositiveFloat, Field(description="seconds between beats of an attempt")] = 1.0
+    heartbeat: Annotated[
+        PositiveFloat,
+        Field(description="seconds between beats; ten missed (5 s at least): a dead attempt or a lost host"),
+    ] = 1.0
     watchdog: Annotated[PositiveFloat, Field(description="seconds that a stage may take without progress")] = 300.0
     budgets: BudgetsConfig = field(default_factory=BudgetsConfig)
 
