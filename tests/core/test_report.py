@@ -54,7 +54,8 @@ def write_attempt(run: RunDir, number: int, base: int, steps: list[int], end: di
     attempt.claim_file.write_text(json.dumps(facts | {"time": start}))
     attempt.write_base(Base(None if base == 0 else f"step_{base}.a{number - 1}", base))
     attempt.config.write_text(to_yaml(Config(data=DataConfig("spec.yaml", "t"), train=TrainConfig(steps=40))))
-    create_json(attempt.plan, {"classes": {"count": 1, "listed": [{"total": 200 * 2**20}]}})
+    planned = [{"axis": "ep", "collective": "all-gather", "messages": 1, "bytes": 3000}] * 2
+    create_json(attempt.plan, {"classes": {"count": 1, "listed": [{"total": 200 * 2**20}]}, "traffic": planned})
     now = start + 2
     agent = JsonLog(attempt.agent_log(0))
     agent.write({"event": "agent", "pid": 1, "host": "h", "time": start + 0.25})
@@ -64,7 +65,9 @@ def write_attempt(run: RunDir, number: int, base: int, steps: list[int], end: di
         startup = dict.fromkeys(PARTS, 1.0 if index == 0 else 0.0)
         now += sum(startup.values()) + 5
         metrics.write(train_line(step, now, 5.0))
-        ledger.write(ledger_line(step, now, startup | {"dense_forward": 3.9, "data_wait": 1.0}, 0.1))
+        traffic = {"steps": 10, "sent": [["ep", "all-gather", 20.0, 40_960.0], ["world", "all-reduce", 10.0, 160.0]]}
+        line = ledger_line(step, now, startup | {"dense_forward": 3.9, "data_wait": 1.0}, 0.1)
+        ledger.write(line | {"traffic": traffic})
     if end is not None:
         create_json(attempt.end_file, {"time": now + 3, **end})
     return attempt
@@ -115,6 +118,16 @@ def test_steps_done_again_are_marked_and_leave_the_curve(run: RunDir) -> None:
     assert any("10 steps were done again" in note for note in report.notes)
 
 
+def test_traffic_of_a_step_stands_beside_the_planned(run: RunDir) -> None:
+    report = build(run)
+    gather, agree = report.traffic
+    assert (gather.axis, gather.calls, gather.bytes) == ("ep", 2.0, 4096.0)
+    assert (gather.planned_calls, gather.planned_bytes) == (2, 6000)
+    assert (agree.axis, agree.calls, agree.bytes, agree.planned_calls) == ("world", 1.0, 16.0, None)
+    shown = [" ".join(line.split()) for line in text(report).splitlines()]
+    assert "ep all-gather 2.0 4.0 KiB 2 5.9 KiB" in shown and "world all-reduce 1.0 16 B – –" in shown
+
+
 def test_every_rank_second_from_claim_to_end_is_in_the_waterfall(run: RunDir) -> None:
     report = build(run)
     spans = [a.end - a.start for a in report.attempts if a.end is not None]
@@ -142,6 +155,21 @@ def test_throughput_first_step_and_memory(run: RunDir) -> None:
     launch = {"agent_start": 0.25, "agent_import": 1.25, "fork": 0.5}
     assert report.first_step == pytest.approx(launch | dict.fromkeys(PARTS, 1.0), abs=1e-3)
     assert report.memory.planned == 200 * 2**20 and report.memory.peak == 500 * 2**20
+
+
+def test_saves_are_timed_and_failed_ones_and_loads_are_told(run: RunDir) -> None:
+    first = run.attempt(1)
+    log = JsonLog(first.saves)
+    log.write({"event": "saved", "step": 10, "stall": 0.25, "seconds": 2.0})
+    log.write({"event": "retry", "step": 20, "fault": "rank 1: disk full", "left": 1})
+    log.write({"event": "failed", "step": 20, "fault": "rank 1: disk full", "tolerated": True, "left": 0})
+    log.close()
+    counts = {"AdamW state": {"objects": 6, "bytes": 100, "checked": 6}}
+    create_json(first.loaded, {"checkpoint": "/a/step_5.a9", "step": 5, "tensors": counts})
+    notes = build(run).notes
+    assert "attempt 1 loaded step_5.a9: AdamW state 6 tensors, 6 of them compared with what was saved" in notes
+    assert "step 20: retry: rank 1: disk full" in notes
+    assert "saving step 20 failed, training went on without it: rank 1: disk full" in notes
 
 
 def test_checkpoints_are_verified_and_damage_is_named(run: RunDir) -> None:

@@ -1,7 +1,9 @@
 """Rules of the topology against an independent brute force, and the named cases of wrong topologies."""
 
 import random
+import re
 import time
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
@@ -54,49 +56,81 @@ def brute_force(topology: TopologyConfig, experts: int | None, nodes: int, ranks
     return broken
 
 
-def random_topology(generator: random.Random) -> tuple[TopologyConfig, int | None, int, int]:
-    nodes, ranks = generator.choice([1, 1, 2, 3]), generator.choice([1, 2, 3, 4, 6, 8])
-    world, experts = nodes * ranks, generator.choice([None, 1, 2, 3, 4, 6, 8])
+def legal_topology(generator: random.Random, world: int, experts: int | None) -> dict[str, Any]:
+    """Degrees of a world that keep every rule; some are `auto`."""
     dp_shard, mp_shard = generator.choice(divisors(world)), generator.choice(divisors(world))
     ep = generator.choice([size for size in divisors(dp_shard) if (experts or 1) % size == 0])
     degrees = (world // dp_shard, dp_shard, ep, world // mp_shard, mp_shard)
     values: dict[str, Any] = dict(zip(map(str, AXES), degrees, strict=True))
-    for key in values:
-        if generator.random() < 0.15:
-            values[key] = "auto"
-    if generator.random() < 0.3:
-        values["world_size"] = world
-    if generator.random() < 0.6:
-        for key in generator.sample([*values], generator.choice([1, 1, 2])):
-            values[key] = generator.choice([-1, 0, 1, 2, 3, 4, 5, 6, 7, 8, 12, "auto"])
-    return TopologyConfig(**values), experts, nodes, ranks
+    values |= {key: "auto" for key in values if generator.random() < 0.15}
+    return values | ({"world_size": world} if generator.random() < 0.3 else {})
 
 
-def test_random_topologies_break_exactly_the_rules_that_brute_force_finds() -> None:
-    generator = random.Random(0)
-    start, seen, legal = time.monotonic(), set(), 0
-    for _ in range(20_000):
-        topology, experts, nodes, ranks = random_topology(generator)
+def edit(generator: random.Random, values: dict[str, Any]) -> dict[str, Any]:
+    """The same but for one key, whose value is another one."""
+    key = generator.choice([*map(str, AXES), "world_size"])
+    before = values.get(key, "auto")
+    others = [value for value in (-1, 0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 48, "auto") if value != before]
+    return values | {key: generator.choice(others)}
+
+
+def random_topology(generator: random.Random, edited: bool) -> tuple[dict[str, Any], int | None, int, int]:
+    """Degrees, experts, nodes and ranks of a node: one edit away from legal ones, or any."""
+    nodes, ranks = generator.choice([1, 1, 2, 3]), generator.choice([1, 2, 3, 4, 6, 8])
+    experts = generator.choice([None, 1, 2, 3, 4, 6, 8])
+    if edited:
+        return edit(generator, legal_topology(generator, nodes * ranks, experts)), experts, nodes, ranks
+    choices = ["auto", "auto", 1, 1, 1, 2, 2, 3, 4, 4, 6, 8, 0, -1, 24]
+    values = {str(axis): generator.choice(choices) for axis in AXES}
+    return values | {"world_size": generator.choice(["auto", "auto", nodes * ranks, 4])}, experts, nodes, ranks
+
+
+@dataclass
+class Tally:
+    """What the random topologies came to."""
+
+    seen: set[Rule] = field(default_factory=set)
+    legal: int = 0
+    illegal: int = 0
+
+    def judge(self, values: dict[str, Any], experts: int | None, nodes: int, ranks: int) -> None:
+        """One topology: accepted as a legal one, or refused by `resolve` with just the rules that brute force finds."""
+        topology = TopologyConfig(**values)
         expected = brute_force(topology, experts, nodes, ranks)
         found, violations = check(topology, launcher(nodes, ranks), experts)
         assert {violation.rule for violation in violations} == expected, (topology, experts, nodes, ranks)
-        seen |= expected
+        self.seen |= expected
         if found is None:
-            assert violations
-            continue
-        legal += 1
+            self.illegal += 1
+            messages = problems(experts, ranks, nodes, **values)
+            assert messages == [violation.message for violation in violations]
+            assert all(re.search(r"-?\d", text) and ALLOWED.search(text) for text in messages), messages
+            return
+        self.legal += 1
         assert found.dp_replicate * found.dp_shard == found.world_size == found.mp_replicate * found.mp_shard
         assert found.dp_shard % found.ep == 0 and (experts or 1) % found.ep == 0
-        asked = {axis: getattr(topology, axis) for axis in AXES}
-        assert all(value in ("auto", found.degree(axis)) for axis, value in asked.items())
-    assert seen == set(Rule)
-    assert 4_000 < legal < 16_000
-    assert time.monotonic() - start < 20
+        assert all(value in ("auto", found.degree(Axis(axis))) for axis, value in values.items() if axis in AXES)
 
 
-def problems(experts: int | None = None, ranks: int = 4, **degrees: Any) -> list[str]:
+ALLOWED = re.compile("allowed are|must be an integer ≥ 1|set it to")
+
+
+def test_random_topologies_break_exactly_the_rules_that_brute_force_finds() -> None:
+    generator, start = random.Random(0), time.process_time()
+    edited, drawn = Tally(), Tally()
+    for number in range(20_000):
+        tally = edited if number % 2 else drawn
+        tally.judge(*random_topology(generator, edited=tally is edited))
+    assert edited.legal + edited.illegal == 10_000
+    for tally in (edited, drawn):
+        assert tally.seen == set(Rule) and min(tally.legal, tally.illegal) > 100
+    assert time.process_time() - start < 20
+
+
+def problems(experts: int | None = None, ranks: int = 4, nodes: int = 1, **degrees: Any) -> list[str]:
+    """What `resolve` refuses the degrees for; its exit code is checked."""
     with pytest.raises(InputError) as caught:
-        resolve(TopologyConfig(**degrees), launcher(ranks=ranks), experts)
+        resolve(TopologyConfig(**degrees), launcher(nodes, ranks), experts)
     assert caught.value.exit_code == 2
     return caught.value.problems
 
