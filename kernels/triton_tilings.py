@@ -7,12 +7,15 @@ mean length, known from shapes alone. float32, a bias and GPUs with little share
 
 from enum import StrEnum
 
+import torch
 from torch import Tensor
 
 from gemctl.kernels.triton_launch import Tiling, has_large_shared_memory
 
-PRECISION = "ieee"  # of float32 products; for shorter dtypes it means nothing
-LONG = 384  # mean length from which sequences count as long
+# Of float32 products; for shorter dtypes it means nothing. Three TF32 products keep float32's precision (errors of 3e-7;
+# 5e-7 without tensor cores) and ran 3.4 times as fast on an H200.
+PRECISION = "tf32x3" if torch.version.hip is None else "ieee"
+LONG = 768  # mean length from which sequences count as long
 
 
 class Part(StrEnum):
@@ -32,7 +35,7 @@ SOFTMAX = {
 }
 ACTIVATION = {
     Part.FORWARD: (Tiling(64, 32, 4, 3), Tiling(128, 64, 8, 3)),
-    Part.GRAD_Q: (Tiling(64, 32, 4, 3), Tiling(64, 64, 4, 2)),
+    Part.GRAD_Q: (Tiling(64, 32, 4, 3), Tiling(128, 64, 8, 3)),
     Part.GRAD_KV: (Tiling(64, 32, 4, 3), Tiling(64, 32, 4, 3)),
 }
 SMALL = Tiling(64, 32, 4, 2)

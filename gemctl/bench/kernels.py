@@ -30,6 +30,7 @@ from gemctl.run.files import create_json
 OURS = "gemctl"
 MATMUL = 8192
 COPY = 1 << 30  # elements of two bytes
+DIRECTIONS = ("forward", "backward")
 BACKWARD = 2.5  # of a forward's FLOPs, as kernel tables count them
 Peer = Callable[[Case], Callable[[], Tensor] | None]
 
@@ -86,36 +87,50 @@ def _measure_case(
     repeats: int,
     small: bool,
 ) -> None:
+    """Adds one op's and shape's timings, and the rates of the matmul and the copy just before them."""
     case = make(op, shape, *sizes)
-    device, memory_bound = case.k.device, op in MEMORY_BOUND
+    device = case.k.device
     bench.matmul.append(_matmul(case.k.dtype, device, 256 if small else MATMUL))
     bench.copy.append(_copy(device, 1 << 20 if small else COPY))
-    calls: dict[tuple[str, str], Callable[[], object]] = {}
-    refused: dict[str, str] = {}
-    for name, peer in {OURS: _ours, **contenders}.items():
-        calls_or_reason = _prepare(case, peer)
-        if isinstance(calls_or_reason, str):
-            refused[name] = calls_or_reason
-        else:
-            calls[name, "forward"], calls[name, "backward"] = calls_or_reason
-    found: dict[tuple[str, str], list[float]] = {key: [] for key in calls}
+    prepared = {name: _prepare(case, peer) for name, peer in {OURS: _ours, **contenders}.items()}
+    found: dict[tuple[str, str], list[float]] = {(name, way): [] for name in prepared for way in DIRECTIONS}
     for _ in range(repeats):
-        for key, call in calls.items():
-            found[key].append(seconds(call, device))
-    for name in [OURS, *contenders]:
-        for direction in ("forward", "backward"):
-            times = found.get((name, direction), [])
-            work = case.bytes(direction == "backward") if memory_bound else case.flops()
-            if not memory_bound and direction == "backward":
-                work = int(BACKWARD * work)
-            rate = work / median(times) if times else None
-            best = bench.copy[-1] if memory_bound else bench.matmul[-1]
-            bench.timings.append(
-                Timing(
-                    op, shape.name, direction, name, times, median(times) if times else None, rate,
-                    "B/s" if memory_bound else "FLOP/s", rate / best if rate else None, refused.get(name),
-                )
-            )  # fmt: skip
+        for (name, way), times in found.items():
+            calls = prepared[name]
+            if not isinstance(calls, str):
+                times.append(seconds(calls[DIRECTIONS.index(way)], device))
+    best = bench.copy[-1] if op in MEMORY_BOUND else bench.matmul[-1]
+    for (name, way), times in found.items():
+        bench.timings.append(_timing(case, way, name, times, best, prepared[name]))
+    _progress(bench.timings[-len(found) :])
+    if device.type == "cuda":
+        del prepared
+        torch.cuda.empty_cache()
+
+
+def _timing(case: Case, way: str, name: str, times: list[float], best: float, prepared: object) -> Timing:
+    bound = case.op in MEMORY_BOUND
+    work = case.bytes(way == "backward") if bound else case.flops() * (BACKWARD if way == "backward" else 1)
+    rate = work / median(times) if times else None
+    return Timing(
+        op=case.op,
+        case=case.shape.name,
+        direction=way,
+        contender=name,
+        seconds=times,
+        median=median(times) if times else None,
+        rate=rate,
+        unit="B/s" if bound else "FLOP/s",
+        share=rate / best if rate else None,
+        why_not=prepared if isinstance(prepared, str) else None,
+    )
+
+
+def _progress(timings: list[Timing]) -> None:
+    """Shows a case's rates as soon as it is done: a benchmark takes minutes."""
+    rates = [f"{x.contender} {x.direction} {x.rate:.4g}" for x in timings if x.rate is not None]
+    sys.stderr.write(f"{timings[0].op}, {timings[0].case}, {timings[0].unit}: {', '.join(rates)}\n")
+    sys.stderr.flush()
 
 
 def _ours(case: Case) -> Callable[[], Tensor]:
