@@ -1,6 +1,7 @@
 """Every environment variable that gemctl reads, one function each."""
 
 import os
+from pathlib import Path
 
 
 def rank() -> int:
@@ -61,3 +62,9 @@ def topology_address() -> str:
 def triton_interpret() -> bool:
     """True where Triton interprets kernels on the CPU; it reads the variable itself, when it is imported."""
     return os.environ.get("TRITON_INTERPRET", "").lower() in {"1", "true", "on", "y", "yes"}
+
+
+def cache_folder() -> Path:
+    """Where measurements that outlive a run are kept."""
+    root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(root).expanduser() / "gemctl"

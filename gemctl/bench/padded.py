@@ -85,9 +85,9 @@ def _shape(events: Events) -> tuple[int, int]:
     return len(events.offsets) - 1, events.max_length
 
 
-def _places(offsets: Tensor, count: int) -> Tensor:
-    """Each place's distance from the newest event of its row, int64 [count]; 0 where there is no event."""
-    position = torch.arange(count // max(1, len(offsets) - 1), device=offsets.device)
+def _places(offsets: Tensor, events: int) -> Tensor:
+    """Each place's distance from the newest event of its row, int64 [events]; 0 where there is no event."""
+    position = torch.arange(events // max(1, len(offsets) - 1), device=offsets.device)
     return (offsets.diff()[:, None] - 1 - position).clamp(min=0).flatten()
 
 

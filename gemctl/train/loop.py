@@ -108,7 +108,7 @@ class Trainer:
         if self.log.peak is None:
             self.ledger.first_step_done()
             with self.ledger.part("peak"):
-                self.log.peak = measure_peak(self.model.group)
+                self.log.peak = measure_peak(self.model.device, self.model.group)
         return result
 
     def _skipped(self, index: int) -> None:

@@ -1,8 +1,9 @@
-"""A rank's peak on CPU: the rate of an fp32 matmul of 1,024³ while all local ranks run it at once.
+"""A rank's peak. On CPU: the rate of an fp32 matmul of 1,024³ while all local ranks run it at once.
 
-    peak = measure_peak()      # FLOP/s of this rank; effective MFU = useful FLOPs / (Σ peaks · seconds)
+    peak = measure_peak(device)      # FLOP/s of this rank; effective MFU = useful FLOPs / (Σ peaks · seconds)
 
-Ranks that share cores, caches and memory can't have more than they have together, so alone would flatter no one.
+Ranks that share cores, caches and memory can't have more than they have together, so alone would flatter no one. On a
+GPU it is the dense bfloat16 rate of its data sheet, or of such a matmul where the catalogue does not know the GPU.
 """
 
 import time
@@ -10,13 +11,20 @@ import time
 import torch
 import torch.distributed as dist
 
+from gemctl.cluster.catalogue import find
+
 SIDE = 1024
 
 
-def measure_peak(group: dist.ProcessGroup | None = None, budget: float = 0.25) -> float:
-    """FLOP/s (2·1024³ a matmul) with every rank of `group` (None: all) at work; takes about `budget` seconds."""
-    left, right = torch.ones(SIDE, SIDE), torch.ones(SIDE, SIDE)
-    out = torch.empty(SIDE, SIDE)
+def measure_peak(device: torch.device, group: dist.ProcessGroup | None = None, budget: float = 0.25) -> float:
+    """FLOP/s; measured with every rank of `group` (None: all) at work, in about `budget` seconds."""
+    cuda = device.type == "cuda"
+    known = find(torch.cuda.get_device_name(device)) if cuda else None
+    if known is not None:
+        return known.bf16
+    side, dtype = (8 * SIDE, torch.bfloat16) if cuda else (SIDE, torch.float32)
+    left, right = (torch.ones(side, side, device=device, dtype=dtype) for _ in range(2))
+    out = torch.empty_like(left)
     if dist.is_available() and dist.is_initialized():
         dist.barrier(group=group)
     torch.mm(left, right, out=out)  # threads and caches warm up
@@ -24,6 +32,8 @@ def measure_peak(group: dist.ProcessGroup | None = None, budget: float = 0.25) -
     count, elapsed = 0, 0.0
     while elapsed < budget or count < 2:
         torch.mm(left, right, out=out)
+        if cuda:
+            torch.cuda.synchronize(device)
         count += 1
         elapsed = time.perf_counter() - start
-    return 2 * SIDE**3 * count / elapsed
+    return 2 * side**3 * count / elapsed

@@ -1,0 +1,157 @@
+"""How fast a configuration's layers are alone: what `gemctl bench layers` measured, and the cache that reports read.
+
+    layers, note = cached(config, spec)
+
+One file a measurement, `<cache>/layers/<key>.json`, where <cache> is $XDG_CACHE_HOME/gemctl or ~/.cache/gemctl. The key
+is a hash of all that the times depend on: model and feature spec, precision, data, rows of a rank, the machine's
+processor and how ranks share it, versions, and the source of kernels and modules.
+"""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from gemctl import env, paths
+from gemctl.cluster.host import this_host
+from gemctl.cluster.software import installed_version
+from gemctl.config.schema import Config
+from gemctl.errors import InputError
+from gemctl.run.files import read_json
+from gemctl.specs.data import FeatureSpec
+
+AGREEMENT = {"cpu": 0.10, "cuda": 0.05}
+"""How far the two ways to the scaling ratio may be apart, relative to the first."""
+
+
+@dataclass(frozen=True)
+class LayerTime:
+    """One module: useful FLOPs of forward and backward over all batches measured, and its seconds for them, means over
+    the ranks. `inside`: it is part of another row, so it is not summed.
+    """
+
+    name: str
+    flops: float
+    forward: float
+    backward: float
+    inside: bool
+
+    @property
+    def rate(self) -> float:
+        """FLOP/s."""
+        return self.flops / (self.forward + self.backward)
+
+
+@dataclass(frozen=True)
+class Layers:
+    """A measurement. `subject`: what it depends on; `peak`: FLOP/s of one rank while all did this; `together`: seconds
+    of the whole dense part in one go; `lengths`: where the histories' lengths are from.
+    """
+
+    subject: dict[str, Any]
+    peak: float
+    batches: int
+    rows: int
+    events: int
+    lengths: str
+    together: float
+    layers: list[LayerTime]
+    note: str | None = None
+
+    @property
+    def flops(self) -> float:
+        """Useful FLOPs of all batches."""
+        return sum(layer.flops for layer in self.layers if not layer.inside)
+
+    @property
+    def seconds(self) -> float:
+        """Σ of the layers' own seconds."""
+        return sum(layer.forward + layer.backward for layer in self.layers if not layer.inside)
+
+    @property
+    def local_mfu(self) -> float:
+        """Σ F / (peak · Σ t)."""
+        return self.flops / (self.peak * self.seconds)
+
+
+def worlds(config: Config) -> tuple[int, int]:
+    """Ranks of the world, and those of them that share a host."""
+    launcher, world = config.launcher, config.topology.world_size
+    ranks = launcher.nodes * launcher.ranks_per_node if world == "auto" else world
+    return ranks, min(ranks, launcher.ranks_per_node)
+
+
+def subject(config: Config, spec: FeatureSpec) -> dict[str, Any]:
+    """All that the layers' times depend on, as JSON has it."""
+    world, local = worlds(config)
+    data = config.data
+    return {
+        "model": asdict(config.model),
+        "spec": asdict(spec),
+        "precision": asdict(config.precision),
+        "data": {
+            "train": data.train, "made": _made(data.train), "order": data.order, "window": data.window,
+            "histories": data.histories, "seed": config.run.seed,
+            "synthetic": data.synthetic and asdict(data.synthetic),
+        },
+        "rows": max(1, config.train.global_batch // world // config.train.accumulate),
+        "device": device(config),
+        "ranks": local if config.cluster.device == "cpu" else 1,
+        "threads": max(1, this_host(gpus=False).cores // local),
+        "versions": {name: installed_version(name) for name in ("torch", "gemctl")},
+        "source": _source(),
+    }  # fmt: skip
+
+
+def device(config: Config) -> str:
+    """The processor that a rank computes on, by its maker's name."""
+    host = this_host(gpus=config.cluster.device == "cuda")
+    if config.cluster.device == "cuda":
+        return config.cluster.gpu or (host.gpus[0].name if host.gpus else "no GPU here")
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{named[0] if named else 'CPU'}, {host.cores} cores"
+
+
+def cache_file(of: dict[str, Any]) -> Path:
+    """Where the measurement of a subject lies, or will."""
+    key = hashlib.sha256(json.dumps(of, sort_keys=True).encode()).hexdigest()[:16]
+    return env.cache_folder() / "layers" / f"{key}.json"
+
+
+def cached(config: Config, spec: FeatureSpec) -> tuple[Layers | None, str | None]:
+    """The measurement of a configuration, if there is one; or why its file cannot be used."""
+    of = subject(config, spec)
+    file = cache_file(of)
+    if not paths.is_file(file):
+        return None, None
+    try:
+        return from_json(read_json(file)), None
+    except InputError as error:
+        return None, f"the measured layers cannot be used: {error.problems[0]}"
+    except (KeyError, TypeError) as error:
+        return None, f"the measured layers cannot be used: {file}: {error!r}"
+
+
+def from_json(found: dict[str, Any]) -> Layers:
+    """The measurement in an object; KeyError or TypeError where it is none."""
+    return Layers(**{**found, "layers": [LayerTime(**layer) for layer in found["layers"]]})
+
+
+def _made(url: str) -> list[int] | None:
+    """Size and time of a local file: another log under the same name has other lengths."""
+    if not paths.exists(url):
+        return None
+    stat = Path(url).stat()
+    return [stat.st_size, stat.st_mtime_ns]
+
+
+def _source() -> str:
+    """A hash of the code that runs in a layer."""
+    package = Path(__file__).resolve().parent.parent
+    files = sorted(file for part in ("kernels", "model", "specs") for file in (package / part).rglob("*.py"))
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
