@@ -40,7 +40,7 @@ def shard_dense(
     layers = [block for child in dense.children() if isinstance(child, nn.ModuleList) for block in child]
     again = layers if recompute == "layers" else []
     for block in again:
-        block.forward = partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False)
+        recompute_in_backward(block)
     modules = expert_modules(dense)
     stacked = {parameter for module in modules for parameter in module.parameters()}
     group = None
@@ -65,6 +65,14 @@ def shard_dense(
             unit.set_modules_to_forward_prefetch([following])
     dense.to_empty(device=device)
     return mesh, group
+
+
+def recompute_in_backward(block: nn.Module) -> None:
+    """From now on `block` keeps its inputs alone, and its backward runs its forward again, collectives too.
+
+    Its hooks stay outside, so FSDP2 gathers its weights once for both. Nothing in a model draws random numbers.
+    """
+    block.forward = partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False)
 
 
 def _mesh(topology: Topology, device: torch.device) -> DeviceMesh:
