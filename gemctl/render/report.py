@@ -42,7 +42,7 @@ def diff(value: Diff) -> Any:
 
 def sections(value: Report) -> list[Section]:
     """All that is shown of a report."""
-    found = [_identity(value), _quality(value), _throughput(value), _waterfall(value), _first_step(value)]
+    found = [_identity(value), _quality(value), _throughput(value), _step(value), _waterfall(value), _first_step(value)]
     found += [_attempts(value), _checkpoints(value), _memory(value), _traffic(value)]
     if value.notes:
         found.append(Section("Notes", [""], [[note] for note in value.notes]))
@@ -93,13 +93,25 @@ def _throughput(value: Report) -> Section:
         ["peak of one rank (FLOP/s)", si(t.rank_peak)],
         ["effective MFU", percent(t.effective_mfu)],
         ["local MFU", percent(t.local_mfu)],
-        ["scaling ratio", number(t.scaling_ratio, 3)],
+        ["scaling ratio, effective MFU / local MFU", number(t.scaling_ratio, 3)],
+        ["scaling ratio, from the ledger", number(t.ledger_ratio, 3)],
     ]
     note = (
         "Without start-up and evaluations. On CPU the peak is the rate of an fp32 matmul of 1,024³ with all "
-        "local ranks at work. Local MFU and scaling ratio need the layers' own times: – until they are measured."
+        "local ranks at work. Local MFU, and the ratio by it, need the layers' own times: – until `gemctl bench layers "
+        "--run RUN` has measured them."
     )
     return Section("Throughput", ["", ""], rows, note)
+
+
+def _step(value: Report) -> Section:
+    shares = value.step_shares
+    rows = [[name, percent(share)] for name, share in shares.items()]
+    note = (
+        "Of the rank-seconds of the steps that throughput is about. compute: the dense part's forward and backward; "
+        "its share is the scaling ratio from the ledger. flag_wait: for slower ranks."
+    )
+    return Section("A step's time", ["part", "share"], rows, note, list(shares.values()))
 
 
 def _waterfall(value: Report) -> Section:
@@ -170,7 +182,8 @@ QUALITY = (("ne", "NE", number), ("auc", "AUC", number), ("best_ne", "best possi
            ("gap_closed", "gap closed", percent))  # fmt: skip
 SPEED = (("examples_per_s", "examples/s", rate), ("flops_per_example", "FLOPs per example", si),
          ("effective_mfu", "effective MFU", percent), ("local_mfu", "local MFU", percent),
-         ("scaling_ratio", "scaling ratio", number))  # fmt: skip
+         ("scaling_ratio", "scaling ratio", number),
+         ("ledger_ratio", "scaling ratio, from the ledger", number))  # fmt: skip
 
 
 def diff_sections(value: Diff) -> list[Section]:

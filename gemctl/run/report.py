@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gemctl.config.schema import Config
 from gemctl.errors import InputError
 from gemctl.run.directory import RunDir
+from gemctl.run.efficiency import Efficiency, efficiency
 from gemctl.run.files import read_json
 from gemctl.run.journal import LAUNCH, STARTUP, Journal, Line, read_journals
 from gemctl.run.manifest import checkpoints, verify
@@ -59,8 +61,9 @@ class Throughput:
     flops_per_example: float | None = None
     rank_peak: float | None = None  # FLOP/s of one rank
     effective_mfu: float | None = None
-    local_mfu: float | None = None  # needs the layers' own times
-    scaling_ratio: float | None = None
+    local_mfu: float | None = None  # needs the layers' own times (`gemctl bench layers`)
+    scaling_ratio: float | None = None  # by division
+    ledger_ratio: float | None = None  # the same from the ledger
 
 
 @dataclass
@@ -74,8 +77,9 @@ class Memory:
 
 @dataclass
 class Report:
-    """`waterfall`: rank-seconds by part over all attempts; `unaccounted`: the share of them that no clock covers;
-    `first_step`: seconds by stage of the last attempt; `curve`: the lines of metrics.jsonl that counted, in order."""
+    """`step_shares`: of the steps' rank-seconds, by part; `waterfall`: rank-seconds by part over all attempts;
+    `unaccounted`: the share of them that no clock covers; `first_step`: seconds by stage of the last attempt;
+    `curve`: the lines of metrics.jsonl that counted, in order."""
 
     run: dict[str, Any]
     path: str
@@ -86,6 +90,7 @@ class Report:
     tasks_step: int | None
     tasks_from: str  # "evaluation" or "training"
     throughput: Throughput
+    step_shares: dict[str, float]
     waterfall: dict[str, float]
     unaccounted: float | None
     first_step: dict[str, float]
@@ -110,17 +115,20 @@ def build(run: RunDir) -> Report:
     attempts = _attempts(journals)
     final = (evaluations or train or [{}])[-1]
     waterfall = _waterfall(journals, attempts)
+    config = _config(journals[-1])
+    found = efficiency(journals, config)
     total = sum(waterfall.values())
     report = Report(
         run=run.info(),
         path=str(run.path),
         outcome=attempts[-1].outcome,
         step=max([attempts[-1].last_step, *(line["step"] for line in train)]),
-        steps=_planned_steps(journals[-1]),
+        steps=config.train.steps if config else None,
         tasks=final.get("tasks", {}),
         tasks_step=final.get("step"),
         tasks_from="evaluation" if evaluations else "training",
-        throughput=_throughput(train),
+        throughput=_throughput(train, found),
+        step_shares=found.shares,
         waterfall=waterfall,
         unaccounted=waterfall["unaccounted"] / total if total else None,
         first_step=journals[-1].startup(),
@@ -130,10 +138,10 @@ def build(run: RunDir) -> Report:
         traffic=traffic(journals[-1]),
         unknown_ids=_unknown_ids(train),
         skipped=sum(line["skipped"] for line in train),
-        notes=[],
+        notes=found.notes,
         curve=counted,
     )
-    report.notes = _notes(report)
+    report.notes += _notes(report)
     return report
 
 
@@ -174,16 +182,16 @@ def _cause(end: Line | None) -> str | None:
     return f"rank {cause['rank']}, stage {cause['stage']}{step}: {cause['detail']}"
 
 
-def _planned_steps(journal: Journal) -> int | None:
-    """`train.steps` of the attempt's configuration."""
+def _config(journal: Journal) -> Config | None:
+    """The attempt's configuration, if it got that far."""
     from gemctl.config.compose import from_yaml
 
     if not journal.attempt.config.exists():
         return None
-    return from_yaml(journal.attempt.config.read_text(), str(journal.attempt.config)).train.steps
+    return from_yaml(journal.attempt.config.read_text(), str(journal.attempt.config))
 
 
-def _throughput(train: list[Line]) -> Throughput:
+def _throughput(train: list[Line], found: Efficiency) -> Throughput:
     timed = [line for line in train if line["examples"]]
     seconds = sum(line["seconds"] for line in timed)
     if not seconds:
@@ -197,6 +205,9 @@ def _throughput(train: list[Line]) -> Throughput:
         flops_per_example=total["flops"] / total["examples"],
         rank_peak=with_peak[-1]["peak"] / with_peak[-1]["ranks"] if with_peak else None,
         effective_mfu=sum(line["flops"] for line in with_peak) / available if available else None,
+        local_mfu=found.local_mfu,
+        scaling_ratio=found.scaling_ratio,
+        ledger_ratio=found.ledger_ratio,
     )
 
 
