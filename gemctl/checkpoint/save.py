@@ -16,7 +16,9 @@ any more publishes nothing. Rank 0 says what became of each save in attempts/<n>
 """
 
 import contextlib
+import os
 import shutil
+import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -40,6 +42,7 @@ from gemctl.run.directory import RunDir
 from gemctl.run.files import JsonLog
 from gemctl.run.manifest import Manifest, RunFacts, StoredFile, StoredObject, describe_file, folder_name, publish
 
+NICE = 10  # of the thread that uploads
 RETRY_PAUSE = 1.0  # seconds; what is busy or full for a moment may be free then
 
 
@@ -88,7 +91,7 @@ class Saver:
         self._group = cast(dist.ProcessGroup, dist.new_group(backend="gloo"))
         self._rank = dist.get_rank(self._group)
         self._stager = Stager()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._thread = ThreadPoolExecutor(1, "checkpoint", initializer=_yield_to_training)
         self._under_way: Future[None] | None = None
         self._error: GemctlError | None = None
         self._tolerated: list[SaveError] = []  # failed saves since the last good one
@@ -258,6 +261,14 @@ class Saver:
             prune(self._run, self._attempt, self._config.keep)
         except OSError as error:
             self._say(job, "prune failed", fault=_text(error))
+
+
+def _yield_to_training() -> None:
+    """Where cores are short this thread gets a tenth of what one of training does (Linux: nice is a thread's own).
+
+    A training that waits for the save leaves its cores to it, so a save is late at most by what training takes.
+    """
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
 
 
 def _fault_of(error: CheckpointException) -> _Fault:

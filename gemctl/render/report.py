@@ -145,8 +145,11 @@ def _attempts(value: Report) -> Section:
 
 
 def _checkpoints(value: Report) -> Section:
-    rows = [[c.name, str(c.step), binary(c.bytes), c.state] for c in value.checkpoints]
-    return Section("Checkpoints", ["checkpoint", "step", "size", "state"], rows)
+    rows = [
+        [c.name, str(c.step), binary(c.bytes), number(c.stalled, 3), number(c.saved_in, 1), c.state]
+        for c in value.checkpoints
+    ]
+    return Section("Checkpoints", ["checkpoint", "step", "size", "stall (s)", "saved in (s)", "state"], rows)
 
 
 def _memory(value: Report) -> Section:

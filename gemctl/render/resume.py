@@ -1,5 +1,6 @@
 """What a resume will do, in the terminal."""
 
+from pathlib import Path
 from typing import Any
 
 from gemctl.render.units import binary
@@ -13,7 +14,8 @@ def preflight(value: Preflight) -> Any:
 
     start = f"from {value.checkpoint} (step {value.step})" if value.checkpoint else "from the start: no checkpoint"
     ranks = f"{value.ranks_before} → {value.ranks}" if value.ranks_before not in {None, value.ranks} else value.ranks
-    head = f"resume {value.run}\nattempt {value.attempt} {start} to step {value.steps}, ranks: {ranks}"
+    run = Path(value.run)
+    head = f"resume {run.parent.name}/{run.name}\nattempt {value.attempt} {start} to step {value.steps}, ranks: {ranks}"
     table = Table()
     for name in ("loaded", "tensors", "size", "checked", "lay on", "will lie on", ""):
         table.add_column(name, justify="right" if name in {"tensors", "size", "checked"} else "left", overflow="fold")

@@ -7,7 +7,7 @@ from gemctl.run.warm_start import WarmStart
 def warm_start(value: WarmStart) -> str:
     """Counts by kind, then every tensor that is not taken, with why."""
     kinds = [kind_of(name) for name in value.loaded]
-    counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
+    counts = ", ".join(f"{kind} {kinds.count(kind)}" for kind in dict.fromkeys(kinds))
     lines = [f"warm start from {value.checkpoint} (step {value.step}): {len(value.loaded)} tensors ({counts})"]
     lines += [f"  not found, keeps its initial values: {name}" for name in value.not_found]
     lines += [

@@ -17,9 +17,9 @@ from gemctl.config.schema import Config
 from gemctl.errors import InputError
 from gemctl.run.directory import RunDir
 from gemctl.run.efficiency import Efficiency, efficiency
-from gemctl.run.files import read_json
+from gemctl.run.files import read_json, read_log
 from gemctl.run.journal import LAUNCH, STARTUP, Journal, Line, read_journals
-from gemctl.run.manifest import checkpoints, verify
+from gemctl.run.manifest import Checkpoint, checkpoints, verify
 from gemctl.run.traffic import TrafficReport, traffic
 
 
@@ -43,13 +43,15 @@ class AttemptReport:
 
 @dataclass
 class CheckpointReport:
-    """`state`: verified, or what is wrong with it."""
+    """`state`: verified, or what is wrong with it. Seconds that training was `stalled`, and until it was published."""
 
     name: str
     step: int
     attempt: int
     bytes: int
     state: str
+    stalled: float | None
+    saved_in: float | None
 
 
 @dataclass
@@ -141,7 +143,7 @@ def build(run: RunDir) -> Report:
         notes=found.notes,
         curve=counted,
     )
-    report.notes += _notes(report)
+    report.notes += _notes(report) + _state_notes(run)
     return report
 
 
@@ -248,8 +250,38 @@ def _checkpoints(run: RunDir) -> list[CheckpointReport]:
         faults = [checkpoint.flaw] if checkpoint.flaw else verify(checkpoint.path)
         size = sum(file.stat().st_size for file in checkpoint.path.iterdir() if file.is_file())
         state = "; ".join(faults) if faults else "verified"
-        found.append(CheckpointReport(checkpoint.path.name, checkpoint.step, checkpoint.attempt, size, state))
+        saved = _save(run, checkpoint)
+        times = (saved.get("stall"), saved.get("seconds"))
+        found.append(CheckpointReport(checkpoint.path.name, checkpoint.step, checkpoint.attempt, size, state, *times))
     return found
+
+
+def _save(run: RunDir, checkpoint: Checkpoint) -> Line:
+    """What its attempt wrote of the save."""
+    lines = read_log(run.attempt(checkpoint.attempt).saves)
+    saved = [line for line in lines if line["event"] == "saved" and line["step"] == checkpoint.step]
+    return saved[-1] if saved else {}
+
+
+def _state_notes(run: RunDir) -> list[str]:
+    """What each attempt loaded, and which saves failed."""
+    notes = []
+    for attempt in run.attempts():
+        if attempt.loaded.exists():
+            loaded = read_json(attempt.loaded)
+            kinds = ", ".join(f"{kind} {count['objects']}" for kind, count in loaded["tensors"].items())
+            checked = sum(count["checked"] for count in loaded["tensors"].values())
+            what = f"attempt {attempt.number} loaded {Path(loaded['checkpoint']).name}: {kinds} tensors"
+            notes.append(f"{what}, {checked} of them compared with what was saved")
+        notes += [_failed_save(line) for line in read_log(attempt.saves) if "fault" in line]
+    return notes
+
+
+def _failed_save(line: Line) -> str:
+    if line["event"] == "failed":
+        end = "training went on without it" if line["tolerated"] else "the run ended"
+        return f"saving step {line['step']} failed, {end}: {line['fault']}"
+    return f"step {line['step']}: {line['event']}: {line['fault']}"
 
 
 def _memory(journal: Journal) -> Memory:

@@ -6,6 +6,7 @@ import pickle
 import resource
 import shutil
 import signal
+import statistics
 import threading
 import time
 from collections.abc import Callable
@@ -278,23 +279,78 @@ def save_bad_position(path: Path) -> str:
 
 
 def time_saves(path: Path, megabytes: int, saves: int) -> dict[str, list[float]]:
-    """Seconds, for each save after the first: the stall, a bare copy of the same tensors, and the whole save."""
+    """Seconds of each save after the first, on this rank, with `megabytes` of state here.
+
+    `stall` beside `copy`, the mean of two bare copies of the same tensors into memory of the same kind, one just before
+    the save and one just after it has ended; `whole`: the save from its start to its end. These without the time in
+    which the thread could run and other processes had the cores, but with all waiting. `during`: a step of training
+    while it uploads, beside `alone`, one before or after; medians within the save. `first`: the first save's stall.
+    """
     saver = saver_of(path, keep=1)
-    state = {f"t{i}": torch.rand(250_000) for i in range(megabytes)}
+    state = {f"t{at}": torch.rand(250_000) for at in range(megabytes)}
     room = [torch.zeros_like(value) for value in state.values()]
-    times: dict[str, list[float]] = {"first": [saver.save(1, state, {})], "stall": [], "copy": [], "whole": []}
+    times: dict[str, list[float]] = {"first": [saver.save(1, state, {})]}
     saver.wait()
     for step in range(2, saves + 2):
-        start = time.perf_counter()
-        for target, value in zip(room, state.values(), strict=True):
-            target.copy_(value)
-        times["copy"].append(time.perf_counter() - start)
-        start = time.perf_counter()
-        times["stall"].append(saver.save(step, state, {}))
+        alone = [_time_step() for _ in range(9)]
+        dist.barrier()
+        before = _time_copy(state, room)
+        dist.barrier()
+        stall, upload = _Watch(), _Watch(next(iter(saver._thread._threads)).native_id)
+        saver.save(step, state, {})
+        found, during = {"stall": stall.seconds()}, []
+        while not saver._under_way.done():  # type: ignore[union-attr]
+            during.append(_time_step())
         saver.wait()
-        times["whole"].append(time.perf_counter() - start)
+        found["whole"] = upload.seconds()
+        dist.barrier()
+        found["copy"] = (before + _time_copy(state, room)) / 2
+        dist.barrier()
+        alone += [_time_step() for _ in range(9)]
+        found |= {"alone": statistics.median(alone), "during": statistics.median(during)}
+        for name, value in found.items():
+            times.setdefault(name, []).append(value)
     saver.close()
     return times
+
+
+def _time_copy(state: dict[str, Tensor], room: list[Tensor]) -> float:
+    watch = _Watch()
+    for target, value in zip(room, state.values(), strict=True):
+        target.copy_(value)
+    return watch.seconds()
+
+
+class _Watch:
+    """Seconds of a thread (this one), without those that it spent ready to run in the queue of a core (Linux)."""
+
+    def __init__(self, thread: int | None = None) -> None:
+        self._file = Path(f"/proc/self/task/{thread or threading.get_native_id()}/schedstat")
+        self._start = self._now()
+
+    def _now(self) -> float:
+        while True:
+            queued = self._queued()
+            now = time.perf_counter()
+            if self._queued() == queued:  # else it lost its core between the two clocks
+                return now - queued * 1e-9
+
+    def _queued(self) -> int:
+        return int(self._file.read_text().split()[1])
+
+    def seconds(self) -> float:
+        return self._now() - self._start
+
+
+def _time_step() -> float:
+    """Seconds of a step: some operations of a millisecond each, on one thread."""
+    start = time.perf_counter()
+    for _ in range(20):
+        torch.mm(_LEFT, _LEFT)
+    return time.perf_counter() - start
+
+
+_LEFT = torch.rand(320, 320)
 
 
 def compare_all(pairs: list[tuple[Path, Path]]) -> list[Comparison]:

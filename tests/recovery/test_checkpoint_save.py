@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
+from statistics import median
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from gemctl.checkpoint.content import content_sum
 from gemctl.checkpoint.pieces import Piece
 from gemctl.checkpoint.retention import remove_strays
 from gemctl.run.attempt import Base
+from gemctl.run.directory import RunDir
 from gemctl.run.files import read_log
 from gemctl.run.manifest import KindCount, checkpoints, count_kinds, newest_verified, read, verify
 from tests.recovery import checkpoint_ranks as ranks
@@ -221,17 +223,23 @@ def test_a_position_that_is_not_json_fails_on_every_rank(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world", [1, 2])
-def test_a_save_blocks_for_about_a_bare_copy(
+@pytest.mark.timeout(600)  # on a busy machine, as uploads yield to whatever else runs
+@pytest.mark.parametrize("world", [1, 4])
+def test_a_save_blocks_for_about_a_bare_copy_and_leaves_the_cores_to_training(
     world: int, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    """From the second save on; the first has to get its memory. 200 MB a rank, the best of 7 in one run.
-
-    1.0 to 1.6 copies were measured on two cores; the bound leaves room for the disk's write-back beside it.
-    """
+    """1 GB over the ranks, from the second save on (the first has to get its memory). Medians of the ratios of three
+    saves over all ranks: each ratio is of two times beside each other, as the machine's own pace changes."""
     make_run(tmp_path)
-    for times in run_world(world, ranks.time_saves, tmp_path, 200, 7):
-        stall, copy, whole = (min(times[name]) for name in ("stall", "copy", "whole"))
-        figures = f"first {times['first'][0]:.3f} s, stall {stall:.3f}, copy {copy:.3f}, whole save {whole:.3f}"
-        record_property("save", figures)
-        assert stall <= 3 * copy and stall <= 0.2 * whole, figures
+    every = run_world(world, ranks.time_saves, tmp_path, 1000 // world, 3, timeout=570)
+
+    def ratio(above: str, below: str) -> float:
+        return median(a / b for times in every for a, b in zip(times[above], times[below], strict=True))
+
+    stall, share, step = ratio("stall", "copy"), ratio("stall", "whole"), ratio("during", "alone")
+    first = max(times["first"][0] for times in every)
+    figures = f"first {first:.3f} s, then {stall:.2f} × a copy, {share:.3f} × a whole save, steps {step:.2f} ×"
+    record_property("save", figures)
+    assert stall <= 1.5 and share <= 0.2 and step <= 1.3, figures
+    saves = read_log(RunDir(tmp_path).attempt(1).saves)
+    assert [line["event"] for line in saves] == ["saved"] * 4 and saves[0]["stall"] > 0  # the first is told too
