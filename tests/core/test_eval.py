@@ -86,7 +86,7 @@ def save_checkpoint(folder: str) -> list[list[float]]:
     model.initialise(config.run.seed)
     state = model.state() | DenseOptimizer(model.dense, config.optim.dense).state()
     facts = RunFacts(2, {"dp_shard": 2}, ["host", "host"], "p", "c", 0, {"dense": "adamw"})
-    saver = Saver(run.checkpoints, 1, 3, facts)
+    saver = Saver(run.checkpoints, 1, config.checkpoint, facts)
     saver.save(6, state, {"step": 6, "applied_updates": 6})
     rank = dist.get_rank()
     batches = eval_batches(config.data, spec, global_batch=SCORED, rank=rank, world=2)
