@@ -94,7 +94,7 @@ OPTIONS = {
     "causal": Case(layers(replace(BASE, sequence=kunlun(causal=True))), SPEC),
     "causal window": Case(layers(replace(BASE, sequence=kunlun(causal=True, window=3, position="rope"))), SPEC),
     "rope": Case(layers(replace(BASE, sequence=kunlun(position="rope"))), SPEC),
-    "rote": Case(layers(replace(BASE, sequence=kunlun(position="rote"))), SPEC),
+    "rote": Case(layers(replace(BASE, sequence=kunlun(position="rote", rote_scale=700.0))), SPEC),
     "qk_norm": Case(layers(replace(BASE, sequence=kunlun(qk_norm=True))), SPEC),
     "blocks after CLS": Case(layers(CLS_BLOCKS), SPEC, tuple(LONG)),
     "blocks, qk_norm": Case(
@@ -107,7 +107,9 @@ OPTIONS = {
     "cls": Case(layers(replace(BASE, summary=ClsSpec())), SEVERAL),
     "cls before hstu": Case(layers(replace(BASE, sequence=HstuSpec(), summary=ClsSpec())), SPEC),
     "hstu, rope": Case(layers(replace(BASE, sequence=HstuSpec(position="rope"))), SPEC),
-    "hstu, rote": Case(layers(replace(BASE, sequence=HstuSpec(position="rote", length_scale=9, window=3))), SPEC),
+    "hstu, rote": Case(
+        layers(replace(BASE, sequence=HstuSpec(position="rote", rote_scale=50.0, length_scale=9.0, window=3))), SPEC
+    ),
     "any row's matrix": Case(layers(replace(BASE, sequence=InterFormerSpec(ffn_rank=8))), SPEC),
     "no residual": Case(layers(replace(BASE, sequence=NO_RESIDUAL)), SPEC),
     "merged": Case(

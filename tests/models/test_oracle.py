@@ -122,7 +122,7 @@ def kinds(value: Any) -> Any:
 
 
 def test_every_choice_that_the_schema_offers_is_compared() -> None:
-    """A kind, a flag, an activation, a gate, a parity, a value that may be null."""
+    """A kind, a flag, an activation, a gate, a parity, a value that may be null, a scale that is not the default."""
     assert offered(ModelConfig) - set().union(*(chosen(case.model) for case in OPTIONS.values())) == set()
 
 
@@ -137,6 +137,9 @@ def chosen(value: Any) -> set[tuple[str, str, Any]]:
             found |= chosen(inner) | {(type(value).__name__, one.name, None if inner is None else "set")}
             if isinstance(inner, str | bool):
                 found.add((type(value).__name__, one.name, inner))
+            numbers = inner if isinstance(inner, list) else [inner]
+            if isinstance(numbers[0] if numbers else None, float) and inner != getattr(type(value)(), one.name):
+                found.add((type(value).__name__, one.name, "a scale"))
     return found
 
 
@@ -149,5 +152,7 @@ def offered(hint: Any, where: tuple[str, str] = ("", "")) -> set[tuple[str, str,
         return {(*where, value) for value in get_args(hint)}
     if hint is bool:
         return {(*where, True), (*where, False)}
+    if hint is float:
+        return {(*where, "a scale")}
     found = set().union(*(offered(inner, where) for inner in get_args(hint)))
     return found | ({(*where, None), (*where, "set")} if type(None) in get_args(hint) else set())
