@@ -15,7 +15,7 @@ shards, an all-reduce 2 (n − 1)/n of its tensor, an all-to-all what is not its
 import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -66,6 +66,9 @@ class TrafficCounter:
     def __init__(self, axes: Mapping[dist.ProcessGroup, Sequence[str]]) -> None:
         self._axes = axes
         self._side = Side.WORLD
+        self._thread = threading.get_ident()
+        self.clock: Callable[[], AbstractContextManager[object]] = nullcontext
+        """Runs while this thread is inside a collective of the dense part: on CPU until the others have answered."""
         self._counts: dict[tuple[str, str], list[int]] = {}
         self._steps = 0
 
@@ -101,7 +104,9 @@ class TrafficCounter:
         @functools.wraps(call)
         def counted(*args: Any, **kwargs: Any) -> Any:
             self._add(kind, dict(zip(kind.parameters, args, strict=False)) | kwargs)
-            return call(*args, **kwargs)
+            dense = self._side is Side.DENSE and threading.get_ident() == self._thread
+            with self.clock() if dense else nullcontext():
+                return call(*args, **kwargs)
 
         return counted
 

@@ -54,6 +54,7 @@ class Stepper:
     def __init__(self, config: Config, model: ShardedModel, optimizer: DenseOptimizer, ledger: Ledger) -> None:
         self.config, self.model, self.optimizer, self.ledger = config, model, optimizer, ledger
         self.world = dist.get_world_size(model.group)
+        model.traffic.clock = partial(ledger.part, "exposed_communication")
 
     def step(self, index: int, batch: Batch, stride: int, wish: Flags) -> StepResult:
         """Trains on this rank's rows of global batch `index`; `wish` is what this rank asks for."""
