@@ -22,7 +22,7 @@ from torch import Tensor
 
 from gemctl.bench.cases import MEMORY_BOUND, OPS, SHAPES, SMALL, Case, Shape, make
 from gemctl.bench.clock import host_seconds, seconds
-from gemctl.bench.results import KernelBench, Timing
+from gemctl.bench.results import NOT_DONE, KernelBench, Timing
 from gemctl.errors import InputError
 from gemctl.kernels import dispatch
 from gemctl.run.files import create_json
@@ -54,10 +54,7 @@ def peers(words: list[str]) -> dict[str, Peer]:
 def measure(args: argparse.Namespace, contenders: dict[str, Peer]) -> KernelBench:
     """All timings that the arguments ask for."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    dtype = getattr(torch, args.dtype)
-    shapes = [shape for shape in (SMALL if args.small else SHAPES) if not args.case or shape.name in args.case]
-    if not shapes:
-        raise InputError(f"--case {', '.join(args.case)}: there are {', '.join(s.name for s in SHAPES)}")
+    dtype, shapes = getattr(torch, args.dtype), _shapes(args, device)
     bench = KernelBench(
         device=torch.cuda.get_device_name() if device.type == "cuda" else "CPU",
         versions=_versions(),
@@ -76,6 +73,21 @@ def measure(args: argparse.Namespace, contenders: dict[str, Peer]) -> KernelBenc
     if device.type == "cuda":
         bench.schedule = schedule_seconds(make("gdpa", shapes[-1], *sizes))
     return bench
+
+
+def _shapes(args: argparse.Namespace, device: torch.device) -> list[Shape]:
+    """The shapes that are asked for; InputError with everything that is wrong."""
+    known = SMALL if args.small else SHAPES
+    names = [shape.name for shape in known]
+    problems = [f"--case {name!r}: unknown (one of {', '.join(names)})" for name in args.case if name not in names]
+    for option in ("batch", "heads", "head_dim", "repeats"):
+        if getattr(args, option) < 1:
+            problems.append(f"--{option.replace('_', '-')} {getattr(args, option)}: must be at least 1")
+    if device.type == "cpu" and not args.small:
+        problems.append("there is no GPU here, and the shapes are a GPU's: --small takes tiny ones")
+    if problems:
+        raise InputError(problems)
+    return [shape for shape in known if not args.case or shape.name in args.case]
 
 
 def _measure_case(
@@ -142,7 +154,7 @@ def _prepare(case: Case, peer: Peer) -> tuple[Callable[[], object], Callable[[],
     try:
         forward = peer(case)
         if forward is None:
-            return "does not do this case"
+            return NOT_DONE
         output = forward()
         grad = torch.randn_like(output)
         inputs = case.q, case.k, case.v

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+NOT_DONE = "does not do this case"
+
 
 @dataclass
 class Timing:

@@ -6,7 +6,7 @@ gemctl bench kernels
 from statistics import median
 from typing import Any
 
-from gemctl.bench.results import KernelBench, Timing
+from gemctl.bench.results import NOT_DONE, KernelBench, Timing
 from gemctl.render.report import Section, rich
 from gemctl.render.units import DASH, percent, si
 
@@ -21,7 +21,7 @@ def sections(value: KernelBench) -> list[Section]:
     columns = ["case", "contender", "forward", "range", "of best", "backward", "range", "of best"]
     found = []
     for op in dict.fromkeys(timing.op for timing in value.timings):
-        of_op = [timing for timing in value.timings if timing.op == op]
+        of_op = [timing for timing in value.timings if timing.op == op and timing.why_not != NOT_DONE]
         rows = [_row(forward, backward) for forward, backward in zip(of_op[::2], of_op[1::2], strict=True)]
         unit = "GB/s, every tensor once; of the copy" if of_op[0].unit == "B/s" else "TFLOP/s; of the 8192³ matmul"
         found.append(Section(f"{op}: {unit}", columns, rows))

@@ -18,7 +18,7 @@ Tile = tuple[int, int]  # sequence, number of the tile in it
 
 
 def batches() -> dict[str, tuple[list[int], int]]:
-    """(lengths, how far a row sees ahead): even and uneven batches, one causal, one where few rows have most of it."""
+    """(lengths, how far a row sees ahead): several uniform batches, one causal, one where one row has most of it."""
     generator = torch.Generator().manual_seed(0)
 
     def uniform(rows: int, longest: int) -> list[int]:
@@ -29,7 +29,7 @@ def batches() -> dict[str, tuple[list[int], int]]:
         "short": (uniform(700, 256), FAR),
         "few": (uniform(100, 700), FAR),
         "causal": (uniform(150, 2048), 0),
-        "skewed": ([10_000] * 4 + uniform(600, 130), FAR),
+        "skewed": ([10_000, *uniform(2200, 130)], FAR),
     }
 
 
@@ -101,14 +101,15 @@ def test_balance(name: str, orders: dict[str, list[Tile]]) -> None:
         assert max(dealt) <= 1.02 * sum(dealt) / MULTIPROCESSORS
 
 
-def test_zigzag_is_as_good_on_even_batches_and_worse_on_skewed_ones(orders: dict[str, list[Tile]]) -> None:
+def test_zigzag_is_as_good_on_some_batches_and_worse_on_others(orders: dict[str, list[Tile]]) -> None:
     """Why tiles are not dealt out in advance."""
     worse = {}
     for name, (lengths, ahead) in batches().items():
         loads = [blocks(lengths, tile, ahead) for tile in orders[name]]
         worse[name] = max(zigzag(loads)) / max(greedy(loads))
     assert worse["uniform"] <= 1.01
-    assert worse["skewed"] >= 1.1, worse
+    assert worse["causal"] > 1.01
+    assert worse["skewed"] >= 1.1
 
 
 def small_orders() -> list[list[Tile]]:

@@ -1,0 +1,108 @@
+"""The kernel benchmark on tiny shapes on CPU: what it counts, and peers that work, refuse and fail."""
+
+import argparse
+from collections.abc import Callable
+
+import grimp
+import pytest
+import torch
+from torch import Tensor
+
+from gemctl.bench import kernels
+from gemctl.bench.cases import OPS, SMALL, Case, make
+from gemctl.bench.results import KernelBench
+from gemctl.commands.bench import OPS as COMMAND_OPS
+from gemctl.commands.bench import kernel_arguments
+from gemctl.errors import InputError
+from gemctl.render.bench import sections
+
+HERE = "tests.kernels.test_bench"
+
+
+def same(case: Case) -> Callable[[], Tensor] | None:
+    """A peer that does GDPA alone, with our own op."""
+    return case.call if case.op == "gdpa" else None
+
+
+def broken(case: Case) -> Callable[[], Tensor] | None:
+    def call() -> Tensor:
+        raise RuntimeError("no such kernel")
+
+    return call
+
+
+def arguments(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    kernel_arguments(parser)
+    return parser.parse_args(
+        ["--small", "--batch", "3", "--heads", "2", "--head-dim", "8", "--dtype", "float32", *words]
+    )
+
+
+@pytest.fixture(scope="module")
+def bench() -> KernelBench:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gemctl.bench.clock.TARGET", 0.0)
+        args = arguments("--repeats", "2")
+        return kernels.measure(args, kernels.peers([f"same={HERE}:same", f"broken={HERE}:broken"]))
+
+
+def test_every_op_and_case_is_timed_in_both_directions(bench: KernelBench) -> None:
+    ours = [(x.op, x.case, x.direction) for x in bench.timings if x.contender == "gemctl"]
+    shapes = {op: [shape.name for shape in SMALL if fits(shape)] for op, fits in OPS.items()}
+    wanted = [(op, case, way) for op, names in shapes.items() for case in names for way in ("forward", "backward")]
+    assert ours == wanted
+    assert all(len(x.seconds) == 2 and x.rate is not None for x in bench.timings if x.contender == "gemctl")
+    assert bench.host.keys() == OPS.keys() == set(COMMAND_OPS)
+    assert len(bench.matmul) == len(bench.copy) == len(wanted) / 2
+
+
+def test_rates_are_useful_work_over_the_median(bench: KernelBench) -> None:
+    for timing in bench.timings:
+        if timing.contender != "gemctl":
+            continue
+        shape = next(shape for shape in SMALL if shape.name == timing.case)
+        case = make(timing.op, shape, 3, 2, 8, torch.float32, torch.device("cpu"))
+        len_q, len_k = case.q_offsets.diff(), case.k_offsets.diff()
+        backward = timing.direction == "backward"
+        assert timing.median == pytest.approx(sum(timing.seconds) / 2)
+        assert timing.rate is not None
+        assert timing.median is not None
+        if timing.op in {"gdpa", "jagged_flash_attention"}:
+            work = 4 * 2 * 8 * float((len_q * len_k).sum()) * (2.5 if backward else 1)
+        else:
+            tokens, outer = 4 * 2 * 8 * int(len_k.sum()), 4 * 2 * 8 * (3 * 4)
+            block = timing.op == "block_attention"
+            forward_bytes = 4 * tokens if block else 2 * tokens + outer
+            work = float(7 * tokens if block else 4 * tokens + outer) if backward else float(forward_bytes)
+        assert timing.rate * timing.median == pytest.approx(work)
+
+
+def test_what_a_peer_does_not_do_is_a_result(bench: KernelBench) -> None:
+    told = {(x.contender, x.op == "gdpa"): x.why_not for x in bench.timings}
+    assert told["same", True] is None
+    assert told["same", False] == "does not do this case"
+    assert told["broken", True] == told["broken", False] == "RuntimeError: no such kernel"
+    rows = {section.title.split(":")[0]: section.rows for section in sections(bench)}
+    assert [row[1] for row in rows["gdpa"][:3]] == ["gemctl", "same", "broken"]
+    assert [row[1] for row in rows["pooled_attention"]] == ["gemctl", "broken"]
+    assert ["device", "CPU"] in rows["Measured on"]
+
+
+def test_wrong_arguments_are_told_together() -> None:
+    with pytest.raises(InputError) as error:
+        kernels.peers(["a=no.such.module:f", "b", "c=math:nothing"])
+    assert [problem.split(":")[0] for problem in error.value.problems] == [
+        "--peer a=no.such.module",
+        "--peer b",
+        "--peer c=math",
+    ]
+    with pytest.raises(InputError) as error:
+        kernels.measure(arguments("--case", "large", "--repeats", "0"), {})
+    assert len(error.value.problems) == 2
+
+
+def test_imports_neither_torchrec_nor_fbgemm() -> None:
+    graph = grimp.build_graph("gemctl", include_external_packages=True)
+    for package in ("torchrec", "fbgemm_gpu"):
+        assert package not in graph.modules or graph.find_shortest_chain("gemctl.bench.kernels", package) is None
