@@ -26,7 +26,7 @@ COMMANDS = {
     "eval": "score a data set with a checkpoint",
     "data": "import a raw log, write the synthetic one, or draft a feature spec for a Parquet file",
     "checkpoint": "list, verify and compare checkpoints",
-    "bench": "measure how fast the kernels are on this machine",
+    "bench": "measure how fast kernels, layers and whole models are on this machine",
     "config": "export a configuration",
     "doctor": "check this machine and what is installed on it",
 }

@@ -18,6 +18,8 @@ from typing import Any
 
 RENDERERS = {
     "gemctl.bench.results.KernelBench": "gemctl.render.bench:kernels",
+    "gemctl.run.measured.Layers": "gemctl.render.measured:layers",
+    "gemctl.run.measured.ModelBench": "gemctl.render.measured:model",
     "gemctl.cluster.checks.Doctor": "gemctl.render.doctor:doctor",
     "gemctl.config.schema.Config": "gemctl.render.config:config",
     "gemctl.run.checkpoints.Listing": "gemctl.render.checkpoint:listing",

@@ -11,6 +11,7 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from gemctl import env, paths
@@ -18,7 +19,7 @@ from gemctl.cluster.host import this_host
 from gemctl.cluster.software import installed_version
 from gemctl.config.schema import Config
 from gemctl.errors import InputError
-from gemctl.run.files import read_json
+from gemctl.run.files import create_json, read_json
 from gemctl.specs.data import FeatureSpec
 
 AGREEMENT = {"cpu": 0.10, "cuda": 0.05}
@@ -73,6 +74,52 @@ class Layers:
     def local_mfu(self) -> float:
         """Σ F / (peak · Σ t)."""
         return self.flops / (self.peak * self.seconds)
+
+
+@dataclass(frozen=True)
+class Race:
+    """What `gemctl bench model` steps over: global batches of `rows` rows, whose histories are up to `longest` events
+    long and `fill` · longest on average; `threads` of a rank; `repeats` turns.
+    """
+
+    rows: int
+    longest: int
+    fill: float
+    threads: int
+    repeats: int
+
+
+@dataclass(frozen=True)
+class ModelBench:
+    """A race of the jagged and the padded model. `events`, `flops`: of one global batch; `peak`: FLOP/s of all ranks;
+    `seconds` of each turn of `batches` steps and `parts` of all turns by part of the ledger, by contender; `apart`:
+    largest relative difference of their results.
+    """
+
+    race: Race
+    model: str
+    device: str
+    ranks: int
+    events: float
+    flops: float
+    peak: float
+    batches: int
+    seconds: dict[str, list[float]]
+    parts: dict[str, dict[str, float]]
+    apart: float
+
+    def examples_per_s(self, contender: str) -> float:
+        """Median over the turns."""
+        return self.batches * self.race.rows / median(self.seconds[contender])
+
+    def mfu(self, contender: str) -> float:
+        """Useful FLOPs (of real events) over the ranks' peaks."""
+        return self.flops * self.batches / (self.peak * median(self.seconds[contender]))
+
+    @property
+    def ratio(self) -> float:
+        """Examples/s of the jagged model over those of the padded one: the median of the turns' ratios."""
+        return median(b / a for a, b in zip(self.seconds["jagged"], self.seconds["padded"], strict=True))
 
 
 def worlds(config: Config) -> tuple[int, int]:
@@ -132,6 +179,15 @@ def cached(config: Config, spec: FeatureSpec) -> tuple[Layers | None, str | None
         return None, f"the measured layers cannot be used: {error.problems[0]}"
     except (KeyError, TypeError) as error:
         return None, f"the measured layers cannot be used: {file}: {error!r}"
+
+
+def keep(of: dict[str, Any], found: dict[str, Any]) -> None:
+    """Writes a measurement to the cache; one that is there is replaced."""
+    file = cache_file(of)
+    with paths.writing(str(file)):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.unlink(missing_ok=True)
+        create_json(file, found)
 
 
 def from_json(found: dict[str, Any]) -> Layers:

@@ -1,0 +1,199 @@
+"""A whole training step of one model, jagged and on batches padded to their longest, in turns: examples/s and MFU.
+
+    gemctl bench model model=gem_tiny --rows 64 --longest 512 --fill 0.3
+    python -m gemctl.bench.model CONFIG.yaml RESULT.json ROWS LONGEST FILL THREADS REPEATS   # what it runs
+
+A step is the trainer's own: lookup, forward, agreement, backward, update of dense part and tables. The padded one
+differs in the dense part alone (gemctl/bench/padded.py): same parameters, same batch, PyTorch's attention. Before the
+race both must give the same logits and the same gradients. Contenders take turns, so what slows the machine slows both;
+ratios are medians of the turns' own ratios.
+"""
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from types import MethodType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from gemctl.bench.batches import filled, random_batch
+from gemctl.bench.padded import pad, pad_embedded, padded
+from gemctl.bench.ranks import on_ranks
+from gemctl.commands.configured import spec_of
+from gemctl.config.compose import from_yaml
+from gemctl.config.schema import Config
+from gemctl.data.batch import Batch
+from gemctl.errors import GemctlError, InputError
+from gemctl.mesh.topology import resolve
+from gemctl.model.embeddings import Embedded
+from gemctl.model.init import InitRule
+from gemctl.parallel.assemble import ShardedModel, assemble
+from gemctl.run.files import create_json
+from gemctl.run.measured import ModelBench, Race, device, worlds
+from gemctl.specs.count import step_flops
+from gemctl.specs.data import FeatureSpec
+from gemctl.specs.model import experts
+from gemctl.train.ledger import Ledger
+from gemctl.train.optim import DenseOptimizer
+from gemctl.train.peak import measure_peak
+from gemctl.train.step import Flags, Stepper
+
+BATCHES = 4
+CONTENDERS = ("jagged", "padded")
+AGREE = 1e-3
+"""Largest difference of two float32 results, relative to the norm: sums of thousands of terms in another order."""
+
+
+def measure(config: Config, spec: FeatureSpec, race: Race) -> ModelBench:
+    """Forks the ranks; a step takes as long as its slowest rank."""
+    world, local = worlds(config)
+    if world != local:
+        raise InputError(f"launcher.nodes={config.launcher.nodes}: this measures the ranks of one machine")
+    found = on_ranks(world, _measure_rank, config, spec, race, threads=race.threads)
+    seconds = {
+        name: [max(turn) for turn in zip(*(rank["seconds"][name] for rank in found), strict=True)]
+        for name in CONTENDERS
+    }
+    parts = {
+        name: {part: sum(rank["parts"][name][part] for rank in found) / world for part in found[0]["parts"][name]}
+        for name in CONTENDERS
+    }
+    return ModelBench(
+        race, config.model.name, device(config), world, sum(rank["events"] for rank in found) / BATCHES,
+        sum(rank["flops"] for rank in found) / BATCHES, sum(rank["peak"] for rank in found), BATCHES, seconds, parts,
+        max(rank["apart"] for rank in found),
+    )  # fmt: skip
+
+
+def _measure_rank(config: Config, spec: FeatureSpec, race: Race) -> dict[str, Any]:
+    rank, world = dist.get_rank(), dist.get_world_size()
+    topology = resolve(config.topology, config.launcher, experts(config.model))
+    model = assemble(config, spec, topology, torch.device("cpu"))
+    # Branches that start at zero would hide a difference.
+    model.rules = {name: _nonzero(rule) for name, rule in model.rules.items()}
+    model.initialise(config.run.seed)
+    own = race.rows // world
+    seeds = [step * world + rank for step in range(BATCHES)]
+    batches = [
+        random_batch(spec, {s.name: filled(own, race.longest, race.fill, seed) for s in spec.sequences}, seed)
+        for seed in seeds
+    ]
+    runs = _Steps(config, model, batches)
+    apart = runs.difference()
+    seconds, parts = runs.race(race.repeats)
+    return {
+        "seconds": seconds, "parts": parts, "apart": apart, "peak": measure_peak(model.device),
+        "events": sum(batch.tokens() for batch in batches),
+        "flops": sum(_flops(config, spec, batch) for batch in batches),
+    }  # fmt: skip
+
+
+def _nonzero(rule: InitRule) -> InitRule:
+    return InitRule("uniform", 0.1) if rule.kind == "zeros" else rule
+
+
+def _flops(config: Config, spec: FeatureSpec, batch: Batch) -> float:
+    lengths = {name: events.offsets.diff().numpy() for name, events in batch.sequences.items()}
+    return step_flops(config.model, spec, len(batch), lengths)
+
+
+class _Steps:
+    """Steps of one rank, of either contender, over the same batches."""
+
+    def __init__(self, config: Config, model: ShardedModel, batches: list[Batch]) -> None:
+        self.model, self.batches, self.ledger = model, batches, Ledger()
+        self.wide = [pad(batch) for batch in batches]  # a loader would have padded them
+        self.stepper = Stepper(config, model, DenseOptimizer(model.dense, config.optim.dense), self.ledger)
+        self.ledger.first_step_done()
+        self.index = 0
+
+    def difference(self) -> float:
+        """The largest difference of logits and of gradients, relative to their norms.
+
+        GemctlError where it is more than rounding.
+        """
+        worst = 0.0
+        for index, batch in enumerate(self.batches):
+            results = [self._results(index, batch, name) for name in CONTENDERS]
+            for one, other in zip(*results, strict=True):
+                worst = max(worst, float((one - other).norm() / one.norm().clamp(min=1e-12)))
+        if worst > AGREE:
+            raise GemctlError(f"the padded model's results differ by {worst:.1e}: there is nothing to compare")
+        return worst
+
+    def _results(self, index: int, batch: Batch, name: str) -> list[Tensor]:
+        leaves = self.model.tables(batch, len(batch)).leaves
+        with self._as(name, index):
+            logits = self.model.logits(batch, leaves)
+        logits.sigmoid().square().sum().backward()
+        grads = [leaf.grad for leaf in (*leaves.tensors(), *self.model.dense.parameters()) if leaf.grad is not None]
+        for parameter in self.model.dense.parameters():
+            parameter.grad = None
+        return [logits.detach(), *(grad.to_local() if isinstance(grad, DTensor) else grad for grad in grads)]
+
+    def race(self, repeats: int) -> tuple[dict[str, list[float]], dict[str, dict[str, float]]]:
+        """Seconds of each turn (a step over every batch), and seconds by part of the ledger, over all turns."""
+        seconds: dict[str, list[float]] = {name: [] for name in CONTENDERS}
+        parts: dict[str, dict[str, float]] = {name: {} for name in CONTENDERS}
+        for turn in range(-1, repeats):
+            for name in CONTENDERS:
+                dist.barrier()
+                self.ledger.take()
+                start = time.perf_counter()
+                for index in range(BATCHES):
+                    self.step(name, index)
+                if turn >= 0:
+                    seconds[name].append(time.perf_counter() - start)
+                    for part, own in self.ledger.take().items():
+                        parts[name][part] = parts[name].get(part, 0.0) + own
+        return seconds, parts
+
+    def step(self, name: str, index: int) -> None:
+        """One training step over batch `index`."""
+        batch = self.batches[index]
+        with self._as(name, index):
+            self.stepper.step(self.index, batch, len(batch), Flags())
+        self.index += 1
+
+    @contextmanager
+    def _as(self, name: str, index: int) -> Iterator[None]:
+        """Within it the dense part is the contender's, for batch `index`."""
+        if name == "jagged":
+            yield
+            return
+        dense, jagged = self.model.dense, self.model.dense.forward
+
+        def forward(module: Any, batch: Batch, embedded: Embedded) -> Tensor:
+            logits: Tensor = jagged(self.wide[index], pad_embedded(batch, embedded))
+            return logits
+
+        dense.forward = MethodType(forward, dense)  # type: ignore[method-assign]
+        try:
+            with padded(dense):
+                yield
+        finally:
+            del dense.forward
+
+
+def main(config_file: str, result: str, *numbers: str) -> int:
+    """Writes the measurement, or what was wrong with the input."""
+    rows, longest, threads, repeats = (int(number) for number in (numbers[0], numbers[1], numbers[3], numbers[4]))
+    try:
+        config = from_yaml(Path(config_file).read_text(encoding="utf-8"), config_file)
+        found = measure(config, spec_of(config), Race(rows, longest, float(numbers[2]), threads, repeats))
+    except InputError as error:
+        create_json(Path(result), {"problems": error.problems})
+        return error.exit_code
+    create_json(Path(result), asdict(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
