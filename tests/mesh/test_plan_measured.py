@@ -20,6 +20,8 @@ from gemctl.plan.build import Plan, build
 from gemctl.plan.classes import by_rank
 from gemctl.specs.count import dense_parameters
 from gemctl.specs.data import CategoricalSpec, TableSpec
+from gemctl.specs.interaction import WukongExpertsSpec
+from gemctl.specs.model import LayerSpec
 from gemctl.train.ledger import Ledger
 from gemctl.train.optim import DenseOptimizer
 from gemctl.train.step import Flags, Stepper
@@ -55,6 +57,8 @@ class Case:
     tables: tuple[tuple[str, str], ...] = ()
     mp_replicate: int = 1
     hosts: int = 1
+    ep: int = 1
+    experts: int = 0
 
 
 CASES = {
@@ -64,16 +68,22 @@ CASES = {
     "two replicas of the tables, each on a host": Case(
         2, "row_wise", tables=(("user", "table_row_wise"), ("tag", "table_wise")), mp_replicate=2, hosts=2
     ),
+    "experts, 1 × 4": Case(1, "row_wise", ep=2, experts=4),
+    "experts that two shards cut unevenly, 1 × 4, bf16": Case(1, "row_wise", ep=2, experts=2, precision="bf16"),
+    "whole experts, stacked, 2 × 2": Case(2, "row_wise", experts=3),
 }
 
 
 def configured(case: Case) -> Config:
     config = small_config(ROWS, accumulate=case.accumulate)
+    block = WukongExpertsSpec(experts=case.experts, tokens=5, fm_tokens=2, lc_tokens=3, rank=3, hidden=[9])
+    layer = LayerSpec(interaction=block) if case.experts else LayerSpec()
     return replace(
         config,
-        model=replace(config.model, head_hidden=[case.heads, case.heads]),
+        model=replace(config.model, head_hidden=[case.heads, case.heads], layers=[layer]),
         topology=TopologyConfig(
             dp_replicate=case.dp_replicate,
+            ep=case.ep,
             mp_replicate=case.mp_replicate,
             table_sharding=case.sharding,  # type: ignore[arg-type]
             tables=dict(case.tables),  # type: ignore[arg-type]
