@@ -15,12 +15,15 @@ from gemctl.mesh.topology import resolve
 from gemctl.parallel.assemble import assemble
 from gemctl.run.directory import RunDir
 from gemctl.run.manifest import RunFacts, read
+from gemctl.specs.interaction import WukongExpertsSpec
+from gemctl.specs.model import LayerSpec
 from gemctl.train.ledger import Ledger
 from gemctl.train.optim import DenseOptimizer
 from gemctl.train.step import Flags, Stepper
 from tests.small import SPEC, local_batch, small_config
 
 BATCH, STEPS = 10, 2
+EXPERTS = WukongExpertsSpec(experts=4, tokens=6, fm_tokens=2, lc_tokens=3, rank=3, hidden=[8])
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,7 @@ class Layout:
 
     world: int
     dp_replicate: int = 1
+    ep: int = 1
     mp_replicate: int = 1
     tables: str = "row_wise"  # or table_wise, or mixed
 
@@ -36,18 +40,19 @@ class Layout:
         rest: TableSharding = "table_wise" if self.tables == "table_wise" else "row_wise"
         item: dict[str, TableSharding] = {"item": "table_wise"} if self.tables == "mixed" else {}
         return TopologyConfig(
-            dp_replicate=self.dp_replicate, mp_replicate=self.mp_replicate, table_sharding=rest, tables=item
+            dp_replicate=self.dp_replicate, ep=self.ep, mp_replicate=self.mp_replicate, table_sharding=rest, tables=item
         )
 
 
 class Job:
-    """The small model on this world. `tables`: their optimizer."""
+    """The small model, with experts, on this world. `tables`: their optimizer."""
 
     def __init__(self, layout: Layout, seed: int, tables: str = "rowwise_adagrad") -> None:
         self.config = small_config(BATCH)
         self.config.optim.tables.kind = tables  # type: ignore[assignment]
+        self.config.model.layers = [LayerSpec(interaction=EXPERTS)]
         self.config.topology = layout.topology()
-        topology = resolve(self.config.topology, LauncherConfig(ranks_per_node=layout.world))
+        topology = resolve(self.config.topology, LauncherConfig(ranks_per_node=layout.world), EXPERTS.experts)
         self.model = assemble(self.config, SPEC, topology, torch.device("cpu"))
         self.model.initialise(seed)
         self.optimizer = DenseOptimizer(self.model.dense, self.config.optim.dense)

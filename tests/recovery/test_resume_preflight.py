@@ -15,6 +15,7 @@ from gemctl.errors import InputError
 from gemctl.plan.state import saved_state
 from gemctl.run.directory import RunDir
 from gemctl.run.manifest import publish, read
+from gemctl.specs.model import LayerSpec
 from tests.recovery import resharding
 from tests.recovery.saved_run import saved_run
 from tests.small import SPEC, small_config
@@ -147,4 +148,5 @@ def test_a_run_that_is_done_says_how_to_go_on(run: RunDir, capsys: pytest.Captur
 def test_the_tensors_of_a_checkpoint_are_those_of_the_model(kind: str) -> None:
     config = small_config()
     config.optim.tables.kind = kind  # type: ignore[assignment]
+    config.model.layers = [LayerSpec(interaction=resharding.EXPERTS)]
     assert saved_state(config, SPEC) == run_world(1, resharding.shapes_of_state, kind)[0]

@@ -1,5 +1,5 @@
-"""A checkpoint of any world, topology and table sharding loads in any other: every bit of the full state, and the loss
-of the step after it."""
+"""A checkpoint of any world, topology and table sharding loads in any other: every bit of the full state, experts and
+optimizer state included, and the loss of the step after it."""
 
 from pathlib import Path
 
@@ -15,10 +15,10 @@ LAYOUTS = [
     Layout(2),
     Layout(2, dp_replicate=2, mp_replicate=2),
     Layout(3, tables="table_wise"),
-    Layout(4, dp_replicate=2, mp_replicate=2, tables="mixed"),
-    Layout(4, tables="table_wise"),
+    Layout(4, dp_replicate=2, ep=2, mp_replicate=2, tables="mixed"),
+    Layout(4, ep=4, tables="table_wise"),
     Layout(6, dp_replicate=2, mp_replicate=2, tables="table_wise"),
-    Layout(6, dp_replicate=3, tables="mixed"),
+    Layout(6, dp_replicate=3, ep=2, tables="mixed"),
 ]
 
 
