@@ -194,6 +194,9 @@ class Agent:
 
     def serve(self, work: Work) -> int:
         """Runs attempts until one ends well, or nobody wants another; returns the exit code."""
+        # torchrun's agent asks the name service for its host's full name at every event, which it reports to nobody:
+        # where that does not answer, seconds each time.
+        socket.getfqdn = lambda name="": name or socket.gethostname()
         while True:
             beat = self.attempt.claim().heartbeat
             with Heartbeat(self.attempt, beat, self._superseded, self.node, self._rendezvous.reach):
