@@ -20,7 +20,7 @@ from gemctl.plan.memory import Inputs
 from gemctl.plan.tables import FLOAT, TablePlan, anchors, ranks_of_host, state_floats
 
 INT = 8
-ON_HOST = "mp_shard on a host"
+ON_HOST = "mp_shard host"  # the part of an mp_shard group that lies on one host: counted as mp_shard
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def traffic(given: Inputs) -> list[Traffic]:
     """Every collective of a step, dense first."""
     found = [*_dense(given), *_tables(given), *_agreement(given)]
     return [
-        Traffic(axis, collective, what, messages, round(size), _tier(given, axis))
+        Traffic(axis.split()[0], collective, what, messages, round(size), _tier(given, axis))
         for axis, collective, what, messages, size in found
         if messages
     ]
@@ -153,7 +153,7 @@ def _exchange(given: Inputs, lookup: str, sharding: str, tables: list[TablePlan]
 
 
 def _average(given: Inputs) -> Row:
-    """The all-reduce of every fused kernel's weights and optimizer state; bytes on average over the steps."""
+    """The all-reduce of every fused kernel's weights and optimizer state; calls and bytes on average over the steps."""
     shards, replicas, every = given.topology.mp_shard, given.topology.mp_replicate, given.config.optim.tables.sync_every
     slots = state_floats(given.config)
     held = np.zeros(shards, np.int64)
@@ -169,7 +169,7 @@ def _average(given: Inputs) -> Row:
     fullest = int(held.argmax())
     when = "" if every == 1 else f", every {every} steps"
     size = 2 * (replicas - 1) / replicas * int(held[fullest]) / every
-    messages = int(kernels[fullest]) * (1 + slots)
+    messages = max(1, round(int(kernels[fullest]) * (1 + slots) / every))
     return Axis.MP_REPLICATE.value, "all-reduce", f"tables and their optimizer state{when}", messages, size
 
 
