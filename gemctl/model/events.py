@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import register_pytree_node
 
 from gemctl.model.layers import MLP
 
@@ -35,6 +36,15 @@ class Events:
     def of(self, values: Tensor) -> "Events":
         """The same events with other values."""
         return Events(values, self.offsets, self.place, self.ages, self.max_length, self.cls)
+
+
+# FSDP2 finds the tensors of a unit's inputs and outputs by PyTorch's pytrees: on them hang its gather before the unit's
+# backward and the reduction after it. Unregistered, a history would hide its values from both.
+register_pytree_node(
+    Events,
+    lambda events: ([events.values, events.offsets, events.place, events.ages], (events.max_length, events.cls)),
+    lambda tensors, numbers: Events(*tensors, *numbers),
+)
 
 
 def places(offsets: Tensor, events: int) -> Tensor:
