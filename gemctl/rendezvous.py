@@ -166,17 +166,18 @@ class Rendezvous:
             raise AbortedError("the attempt was ordered to end before its hosts had met")
 
     def _connect(self) -> None:
-        from gemctl.store import StoreServer, connect
-
         if self._store is not None:
             return
         if self._endpoint is None:
             raise MeetingError(f"{self._me()}: an attempt of {self.nodes} hosts needs the store that they meet in")
         host, port = _parse(self._endpoint)
+        if self.node > 0:
+            self._own, self._peer = self._find(host, port)
+        from gemctl.store import StoreServer, connect
+
         if self.node == 0:
             self._store = connect(LOOPBACK, StoreServer(port).port)
             return
-        self._own, self._peer = self._find(host, port)
         self._store, self._beats = connect(self._peer, port), connect(self._peer, port)
 
     def _find(self, host: str, port: int) -> tuple[str, str]:
