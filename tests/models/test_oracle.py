@@ -132,13 +132,14 @@ def chosen(value: Any) -> set[tuple[str, str, Any]]:
         return set().union(*(chosen(item) for item in (value.values() if isinstance(value, dict) else value)))
     found: set[tuple[str, str, Any]] = set()
     if is_dataclass(value):
+        made: Any = type(value)
         for one in fields(value):
             inner = getattr(value, one.name)
             found |= chosen(inner) | {(type(value).__name__, one.name, None if inner is None else "set")}
             if isinstance(inner, str | bool):
                 found.add((type(value).__name__, one.name, inner))
             numbers = inner if isinstance(inner, list) else [inner]
-            if isinstance(numbers[0] if numbers else None, float) and inner != getattr(type(value)(), one.name):
+            if isinstance(numbers[0] if numbers else None, float) and inner != getattr(made(), one.name):
                 found.add((type(value).__name__, one.name, "a scale"))
     return found
 
