@@ -29,7 +29,7 @@ def test_bfloat16_is_refused_in_the_interpreter() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_every_branch(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("cases", "dtype"), [("slow", torch.float32), ("some", torch.float16)])
+def test_every_branch(cases: str, dtype: torch.dtype) -> None:
     """Two processes, each with every other case."""
-    assert run_world(2, interpreted.failures_of_rank, dtype, timeout=360, gloo=False) == [[], []]
+    assert run_world(2, interpreted.failures_of_rank, cases, dtype, timeout=360, gloo=False) == [[], []]
