@@ -154,7 +154,7 @@ def stop_in(path: Path, stage: str, keep: int) -> str | None:
         "write": (Writer, "write_data"),
         "hash": (saving, "describe_file"),
         "manifest": (saving, "publish"),
-        "manifest's link": (os, "link"),
+        "link": (os, "link"),
         "prune": (saving, "prune"),
     }
     owner, name = places[stage]

@@ -70,10 +70,10 @@ def test_a_save_holds_the_values_of_its_moment(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("stage", "newest"),
     [
-        ("copy", 2),
-        ("plan", 2),
+        pytest.param("copy", 2, marks=pytest.mark.slow),
+        pytest.param("plan", 2, marks=pytest.mark.slow),
         ("metadata", 2),
-        ("manifest's draft", 2),
+        pytest.param("manifest's draft", 2, marks=pytest.mark.slow),
         ("write", 2),
         ("hash", 2),
         ("before the manifest", 2),
@@ -107,7 +107,10 @@ def test_a_full_disk_on_one_rank_stops_the_save_on_all(tmp_path: Path) -> None:
     assert not any(checkpoint.published for checkpoint in checkpoints(run))
 
 
-@pytest.mark.parametrize("stage", ["write", "hash", "manifest", "manifest's link", "prune"])
+STAGES = ["manifest", *(pytest.param(stage, marks=pytest.mark.slow) for stage in ("write", "hash", "link", "prune"))]
+
+
+@pytest.mark.parametrize("stage", STAGES)
 def test_what_an_attempt_saves_that_was_stopped_and_taken_over_is_void(stage: str, tmp_path: Path) -> None:
     """SIGSTOP in the save of step 4, a takeover, SIGCONT. Whatever the old attempt does then, it is never listed,
     loaded or kept, and it deletes nothing of the run."""
@@ -128,7 +131,7 @@ def test_what_an_attempt_saves_that_was_stopped_and_taken_over_is_void(stage: st
     again, refused = newest_verified(run)
     assert again == found
     assert next(checkpoint.path for checkpoint in checkpoints(run) if checkpoint.flaw is None) == found.path
-    if stage in {"manifest", "manifest's link"}:
+    if stage in {"manifest", "link"}:
         assert "step_4.a1: void: attempt 2 started from step 2" in refused[0]
     run_world(2, ranks.save_twice, tmp_path, [6], 2, 1)
     assert [path.name for path in run.checkpoints.iterdir()] == ["step_6.a2"]
@@ -153,6 +156,7 @@ POLICIES = {
     "none may fail": ({4: 9}, 2, 0, [2], "step 4", ["step_2.a1"]),
     "the last one must be there": ({6: 1}, 0, 1, [2, 4, 6], "step 6", ["step_4.a1"]),
 }
+RARE = {"two in a row are too many", "none may fail"}
 
 
 def test_a_load_proves_that_every_value_came_back(tmp_path: Path) -> None:
@@ -190,7 +194,9 @@ def test_boxes_along_any_axis_add_up() -> None:
     assert content_sum(Piece(torch.zeros(0, 4), (0, 0), torch.Size([0, 4]))) == 0
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in RARE else []) for name in POLICIES]
+)
 def test_what_a_save_does_that_the_disk_refuses(name: str, tmp_path: Path) -> None:
     fails, retries, tolerate, passed, ends, left = POLICIES[name]
     run = make_run(tmp_path)
