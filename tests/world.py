@@ -31,9 +31,13 @@ def run_world(world: int, fn: Callable[..., Any], *args: Any, timeout: float = 6
     """Runs `fn(*args)` on `world` fresh ranks (gloo initialised unless `gloo=False`); returns their results by rank."""
     pipe = _connect()
     pipe.send((world, fn.__module__, fn.__qualname__, pickle.dumps(args), timeout, gloo))
-    if not pipe.poll(timeout + 30):
-        raise WorldError(f"the fork server did not answer within {timeout + 30:.0f} s")
-    results = pipe.recv()
+    try:
+        if not pipe.poll(timeout + 30):
+            raise WorldError(f"the fork server did not answer within {timeout + 30:.0f} s")
+        results = pipe.recv()
+    except BaseException:  # the answer, should it come, would be taken for the next call's
+        _abandon()
+        raise
     failed = [f"rank {rank}: {text}" for rank, (ok, text) in enumerate(results) if not ok]
     if failed:
         raise WorldError("\n".join(failed))
@@ -51,6 +55,15 @@ def stop() -> None:
     if _server is not None:
         _pipe.close()
         _server.wait(timeout=10)
+        _server = _pipe = None
+
+
+def _abandon() -> None:
+    global _server, _pipe  # noqa: PLW0603
+    if _server is not None:
+        _server.kill()
+        _server.wait(timeout=10)
+        _pipe.close()
         _server = _pipe = None
 
 

@@ -46,13 +46,14 @@ class Change:
 LAYOUT = "the state is resharded; the curve stays the same up to rounding"
 COURSE = "changes the curve from here on"
 ROWS = "other rows from here on: some may come twice, others not at all"
+AVERAGE = "{} not touch the state, but with optim.tables.sync_every > 1 the tables' replicas are averaged for them"
 MODEL = "the saved state is this model's; to take over what fits, start a run with checkpoint.warm_start"
 
 RULES = (
     Rule("run", Kind.REFUSED, "names the run and where it lies"),
     Rule("run.seed", Kind.REFUSED, "the order of the rows and every random draw follow from it"),
     Rule("train.steps", Kind.FREE, "how far the run goes does not change how it gets there"),
-    Rule("train.eval_every", Kind.FREE, "evaluations do not touch the state"),
+    Rule("train.eval_every", Kind.FREE, AVERAGE.format("evaluations do")),
     Rule("train.log_every", Kind.FREE, "logs do not touch the state"),
     Rule("train.accumulate", Kind.FREE, "the same sums in another order"),
     Rule("train.recompute", Kind.FREE, "the same values, made twice"),
@@ -73,7 +74,7 @@ RULES = (
     Rule("topology", Kind.FREE, LAYOUT),
     Rule("cluster", Kind.FREE, LAYOUT),
     Rule("checkpoint.warm_start", Kind.REFUSED, "counts at the start of a run alone"),
-    Rule("checkpoint", Kind.FREE, "when and how often is saved does not touch the state"),
+    Rule("checkpoint", Kind.FREE, AVERAGE.format("saves do")),
     Rule("launcher", Kind.FREE, LAYOUT),
 )
 
