@@ -19,6 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from gemctl.run import process
+
 _server: "subprocess.Popen[bytes] | None" = None
 _pipe: Any = None
 
@@ -120,6 +122,7 @@ def _rank(rank: int, world: int, port: int, call: tuple[str, str, bytes, bool], 
         MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
     )  # fmt: skip
     try:
+        process.die_with_parent(os.getppid())  # an abandoned server takes its ranks with it
         import torch
         import torch.distributed as dist
 
