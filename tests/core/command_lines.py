@@ -34,7 +34,7 @@ TOPOLOGIES: list[dict[str, Any]] = [
 ]
 UNFREE = (
     *("topology.", "launcher.", "data.spec", "data.train", "data.eval", "data.synthetic", "cluster."),
-    *("model.heads", "model.layers", "model.event_types", "model.merge"),
+    *("model.heads", "model.layers", "model.event_types", "model.merge", "checkpoint.warm_start"),
 )
 CHOICES = {  # experiment=ml100k and data=ml100k read files that the test writes
     "experiment": ["synthetic", "ml100k"],
