@@ -60,7 +60,7 @@ def test_patterns_that_mean_nothing_are_refused(other: RunDir) -> None:
 
 def test_the_source_must_be_there_and_whole(other: RunDir, tmp_path: Path) -> None:
     assert find_source(WarmStartConfig(f"{other.path}:2"), "runs") == other.checkpoints / "step_2.a1"
-    with pytest.raises(InputError, match=r"warm_start.source: .*:3: no such checkpoint; the run has those of step 4, 2"):
+    with pytest.raises(InputError, match=r"warm_start.source: .*:3: no such checkpoint; .* of step 4, 2"):
         find_source(WarmStartConfig(f"{other.path}:3"), "runs")
     damaged = saved_run(tmp_path, [2], reached=2)
     (damaged.checkpoints / "step_2.a1/__0_0.distcp").write_bytes(b"cut")
