@@ -2,7 +2,9 @@
 
 import importlib
 import os
+import signal
 import statistics
+import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,9 +24,11 @@ from tests.mesh.hosts import HOSTS, Network, NetworkAgents
 from tests.recovery import small_run
 from tests.world import run_world
 
-RATE = "60mbit"
+RATE = "40mbit"
 TURNS = 2
-WARM_UP, SHAPED, UNSHAPED = 4, 20, 40  # steps
+LAID, NAMED = ORDERS = [["n1", "n2", "n3", "n10"], ["n1", "n10", "n2", "n3"]]
+WARM_UP, SHAPED, UNSHAPED = 4, 20, 60  # steps
+SLICE = 2.0  # seconds
 JOB = [
     "data.eval=null",
     "data.order=time",
@@ -49,41 +53,57 @@ def simulated() -> None:
 
 
 class Shaping:
-    """Follows one of two runs at once: the uplinks of both are slow until both have done their steps, and then fast.
-
-    Whatever else the machine does meanwhile slows both.
+    """Follows one of two runs at once. The uplinks of both are slow until both have done their steps; then they are
+    fast, and the runs take turns of `SLICE` seconds, so that what else the machine does meanwhile slows both alike.
     """
 
-    def __init__(self, run: RunDir, network: Network, flags: Path, number: int) -> None:
-        self.run, self.network, self.flags, self.number = run, network, flags, number
+    def __init__(self, run: RunDir, agents: NetworkAgents, flags: Path, number: int) -> None:
+        self.run, self.agents, self.flags, self.number = run, agents, flags, number
         self.tail: LogTail | None = None
         self.begun: list[float] = []  # when rank 0 began each step
         self.fast_from: int | None = None  # step
-        self.stopped = False
-        network.shape(RATE)
+        self.paused = self.stopped = False
+        agents.network.shape(RATE)
 
     def note(self, text: str) -> None: ...
 
     def follow(self, attempt: Attempt) -> None:
         self.tail = self.tail or LogTail(attempt.rank_log(0))
         self.begun += [line["time"] for line in self.tail.new() if line["stage"] == "step"]
-        if self.fast_from is None and self._both("slow", WARM_UP + SHAPED):
-            self.network.shape(None)
-            self.fast_from = len(self.begun) + WARM_UP
-        elif self.fast_from is not None and not self.stopped and self._both("fast", self.fast_from + UNSHAPED):
-            self.stopped = True
-            requests.file(self.run, "stop")
+        if self.fast_from is None and self._both("slow", len(self.slow()) == SHAPED):
+            self.agents.network.shape(None)
+            self.fast_from = len(self.begun)
+        elif self.fast_from is not None and not self.stopped:
+            self.stopped = self._both("fast", len(self.fast()) >= UNSHAPED)
+            self._pause(not self.stopped and int(time.time() / SLICE) % 2 != self.number)
+            if self.stopped:
+                requests.file(self.run, "stop")
 
-    def _both(self, phase: str, steps: int) -> bool:
-        """True once both runs have done so many steps."""
-        if len(self.begun) > steps:
+    def slow(self) -> list[float]:
+        """Seconds of the steps with slow uplinks."""
+        return [after - before for before, after in pairwise(self.begun)][WARM_UP : WARM_UP + SHAPED]
+
+    def fast(self) -> list[float]:
+        """Seconds of the steps without, of those that were not interrupted."""
+        steps = list(pairwise(self.begun))[(self.fast_from or 0) + WARM_UP :]
+        return [after - before for before, after in steps if int(before / SLICE) == int(after / SLICE)]
+
+    def _both(self, phase: str, done: bool) -> bool:
+        """True once both runs are done with the phase."""
+        if done:
             (self.flags / f"{phase}-{self.number}").touch()
         return len(list(self.flags.glob(f"{phase}-*"))) == 2
 
+    def _pause(self, wanted: bool) -> None:
+        if wanted != self.paused:
+            self.paused = wanted
+            for pid in self.agents.pids.values():
+                os.killpg(pid, signal.SIGSTOP if wanted else signal.SIGCONT)
 
-def train(root: str, arguments: list[str]) -> tuple[list[list[str]], list[float], int]:
+
+def train(root: str, arguments: list[str]) -> tuple[list[list[str]], list[float], list[float]]:
     """One run in a network of its own, as laid (rank 0 of the test's world) or with nobody saying where hosts lie (rank
-    1): the hosts of each shard group, when each step began, and the first one after the uplinks were slow.
+    1): the hosts of each shard group, seconds of the steps with slow uplinks, and of those without.
     """
     from gemctl.config.compose import compose, to_yaml
     from gemctl.plan.build import build, to_json
@@ -94,22 +114,25 @@ def train(root: str, arguments: list[str]) -> tuple[list[list[str]], list[float]
     config = compose(None, arguments)
     plan = build(config, feature_spec.load(config.data.spec))
     run = RunDir.create(root, "net", ["test"])
-    network, number = Network(), env.rank()
-    shaping = Shaping(run, network, Path(root), number)
+    number = env.rank()
 
     def serve(attempt: Attempt, node: int, store: str) -> int:
+        cores = sorted(os.sched_getaffinity(0))  # which ranks share a core must not differ between the orders
+        os.sched_setaffinity(0, {cores[ORDERS[number].index(HOSTS[node].name) % len(cores)]})
         if number == 0:
             os.environ["GEMCTL_TOPOLOGY_ADDRESS"] = HOSTS[node].topology
         agent: Any = importlib.import_module("gemctl.agent")
         return int(agent.main([str(run.path), "--attempt", str(attempt.number), "--node", str(node), "--store", store]))
 
     prepared = Prepared(to_yaml(config), to_json(plan), len(HOSTS), 1)
-    run_attempts(run, 1, prepared, config.recover, NetworkAgents(run, network, serve), shaping)
+    agents = NetworkAgents(run, Network(), serve)
+    shaping = Shaping(run, agents, Path(root), number)
+    run_attempts(run, 1, prepared, config.recover, agents, shaping)
     mesh = read_mesh(run.attempt(1))
     found = groups(mesh.topology)
     assert (found["mp_shard"] == found["dp_shard"]).all()
     names = [[mesh.hosts[rank].name for rank in ranks] for ranks in found["dp_shard"].tolist()]
-    return names, shaping.begun, shaping.fast_from or 0
+    return names, shaping.slow(), shaping.fast()
 
 
 @pytest.mark.timeout(300)
@@ -125,13 +148,10 @@ def test_laid_mesh_is_faster_where_uplinks_are_slow(tmp_path: Path) -> None:
         root = tmp_path / f"turn{turn}"
         root.mkdir()
         laid, named = run_world(2, train, str(root), [*data, *JOB], gloo=False, timeout=100)
-        assert laid[0] == [["n1", "n2"], ["n3", "n10"]]
-        assert named[0] == [["n1", "n10"], ["n2", "n3"]]
-        window = max(run[1][run[2]] for run in (laid, named)), min(run[1][-1] for run in (laid, named))
-        for order, (_, begun, _) in enumerate((laid, named)):
-            steps = [(start, stop - start) for start, stop in pairwise(begun)]
-            slow[order] += [seconds for _, seconds in steps[WARM_UP : WARM_UP + SHAPED]]
-            fast[order] += [seconds for start, seconds in steps if window[0] <= start < window[1]]
+        assert (laid[0], named[0]) == ([LAID[:2], LAID[2:]], [NAMED[:2], NAMED[2:]])
+        for order, run in enumerate((laid, named)):
+            slow[order] += run[1]
+            fast[order] += run[2]
         if 1 / 1.1 < ratio(fast) < 1.1:
             break
     assert ratio(slow) >= 1.5
