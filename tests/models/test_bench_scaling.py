@@ -65,8 +65,8 @@ def reported(folder: Path, world: int) -> Report:
     attempt.plan.write_text(to_json(plan(config, spec_of(config))))
     attempt.write_base(Base(None, 0))
     lay_attempt(attempt, [HostReport(socket.gethostname(), world, "")])
-    run_world(world, train, str(run.path), gloo=False, timeout=200)
-    keep(subject(config, spec_of(config)), run_world(1, measure, to_yaml(config), gloo=False, timeout=200)[0])
+    run_world(world, train, str(run.path), gloo=False, timeout=250)
+    keep(subject(config, spec_of(config)), run_world(1, measure, to_yaml(config), gloo=False, timeout=250)[0])
     return build(run)
 
 
