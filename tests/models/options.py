@@ -51,11 +51,13 @@ def spec_of(name: str) -> FeatureSpec:
 
 
 def twin(name: str) -> Case:
-    """The preset's small twin; histories go beyond one block of 64 events where something attends in blocks."""
+    """The preset's small twin; one history beyond one block of 64 events where something attends in blocks."""
     model = shrunk(preset(name))
     attentions = [getattr(layer.sequence, "attention", None) for layer in model.layers]
-    lengths = LONG if any(isinstance(attention, BlockAttentionSpec) for attention in attentions) else LENGTHS
-    return Case(model, spec_of(name), tuple(lengths))
+    if any(isinstance(attention, BlockAttentionSpec) for attention in attentions):
+        assert not model.event_types
+        return Case(model, SPEC, tuple(LONG))
+    return Case(model, spec_of(name), tuple(LENGTHS))
 
 
 def kunlun(activation: Activation = "gelu_approx", **attention: object) -> KunlunSpec:

@@ -12,7 +12,7 @@ from gemctl.model.embeddings import Embedded
 from gemctl.model.gem import DenseModel
 from gemctl.specs.count import module_flops
 from gemctl.specs.model import ModelConfig
-from tests.models.cases import ALL, Case, cast, model_logits, random_batch, random_dense, random_embedded
+from tests.models.cases import CASES, MORE, Case, cast, model_logits, random_batch, random_dense, random_embedded
 from tests.models.options import OPTIONS, PRESETS, preset, twin
 from tests.models.oracle import Oracle
 from tests.models.own_block import KIND, squares
@@ -93,7 +93,13 @@ def test_every_option_equals_the_oracle(case: Case) -> None:
     check(case)
 
 
-@pytest.mark.parametrize("case", ALL.values(), ids=ALL.keys())
+@pytest.mark.slow
+@pytest.mark.parametrize("case", MORE.values(), ids=MORE.keys())
+def test_more_mixed_cases_equal_the_oracle(case: Case) -> None:
+    check(case)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_every_case_equals_the_oracle(case: Case) -> None:
     check(case)
 

@@ -18,7 +18,7 @@ from tests.models.cases import LENGTHS, SEVERAL, Case, layers, model_logits, ran
 from tests.models.options import OPTIONS, PRESETS, twin
 from tests.small import SPEC
 
-OTHERS = ("merged", "personal", "hstu, rote", "ensemble", "blocks after CLS", "scaled gates")
+OTHERS = ("merged", "hstu, rote", "blocks after CLS")
 SOME = {name: replace(twin(name), lengths=tuple(LENGTHS)) for name in PRESETS} | {
     name: OPTIONS[name] for name in OTHERS
 }
