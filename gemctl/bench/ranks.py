@@ -6,10 +6,12 @@ Nothing before the fork may have opened a collective or an OpenMP region; torch 
 a few milliseconds.
 """
 
+import logging
 import os
 import pickle
 import tempfile
 import traceback
+import warnings
 from collections.abc import Callable
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
@@ -68,6 +70,8 @@ def _rank(
 ) -> None:
     try:
         torch.set_num_threads(threads)
+        logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
+        warnings.simplefilter("ignore")  # of torch and TorchRec about themselves; the trainer's go to its logs
         dist.init_process_group("gloo", store=dist.FileStore(str(store), world), rank=rank, world_size=world)
         pipe.send((True, pickle.dumps(work(*arguments))))
         dist.barrier()
