@@ -207,8 +207,8 @@ layers:
 
 def _resuming() -> str:
     intro = (
-        "`gemctl resume RUN KEY=VALUE` changes keys of a run that goes on. A rule holds for a key, or for all keys of a "
-        "group that have none of their own; `--allow KEY` takes keys and groups."
+        "`gemctl resume RUN KEY=VALUE` changes keys of a run that goes on. A rule holds for a key, or for all keys of "
+        "a group that have none of their own; `--allow KEY` takes keys and groups."
     )
     rows = [[f"`{rule.key}`", rule.kind.value, rule.reason] for rule in RULES]
     return f"## What a resumed run may change\n\n{intro}\n\n" + _table(["key", "change", "because"], rows)

@@ -78,12 +78,16 @@ def _layer(layer: LayerSpec, model: ModelConfig) -> Iterator[str]:
 
 
 def _own_block(member: CustomSpec, model: ModelConfig) -> Iterator[str]:
+    asked = "weights"
     try:
         block = custom.load(member)
         for weight in block.weights(2, model.dim):
             if not (isinstance(weight.shape, tuple) and all(isinstance(size, int) for size in weight.shape)):
                 yield f"interaction: {member.kind}: weights() gives {weight!r}, not Weight(name, shape, times)"
+        asked = "kept"
+        if not isinstance(kept := block.kept(2, model.dim), int) or kept < 0:
+            yield f"interaction: {member.kind}: kept() gives {kept!r}, not a number of values ≥ 0"
     except InputError as error:
         yield from (f"interaction: {problem}" for problem in error.problems)
     except Exception as error:
-        yield f"interaction: {member.kind}: weights() raises {type(error).__name__}: {error}"
+        yield f"interaction: {member.kind}: {asked}() raises {type(error).__name__}: {error}"

@@ -19,9 +19,9 @@ parameters start from (`init_rules`, gemctl/model/init.py) where they are no pla
 
 import importlib
 import sys
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from functools import cache
-from typing import Protocol
+from typing import Any, Protocol
 
 from gemctl.errors import InputError
 from gemctl.specs.interaction import CustomSpec
@@ -52,6 +52,9 @@ def load(spec: CustomSpec) -> OwnBlock:
     from pydantic import TypeAdapter, ValidationError
 
     found = _class(spec.kind)
+    known = [field.name for field in fields(found) if field.init]
+    if unknown := [name for name in spec.options if name not in known]:
+        raise InputError([f"{spec.kind}: options.{name}: unknown; it has {', '.join(known)}" for name in unknown])
     try:
         block: OwnBlock = TypeAdapter(found).validate_python(spec.options)
     except ValidationError as error:
@@ -68,7 +71,7 @@ def load(spec: CustomSpec) -> OwnBlock:
 
 
 @cache
-def _class(name: str) -> type:
+def _class(name: str) -> Any:
     module, _, attribute = name.rpartition(".")
     before = "torch" in sys.modules
     try:

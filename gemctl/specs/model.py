@@ -49,9 +49,13 @@ class LayerSpec:
             "read the last summary again"
         ),
     ] = None
-    sequence: SequenceBlockSpec = field(default_factory=KunlunSpec)
-    summary: SummarySpec = field(default_factory=PmaSpec)
-    interaction: InteractionSpec = field(default_factory=WukongSpec)
+    sequence: Annotated[SequenceBlockSpec, Field(description="what is done with the events")] = field(
+        default_factory=KunlunSpec
+    )
+    summary: Annotated[SummarySpec, Field(description="how a history becomes tokens")] = field(default_factory=PmaSpec)
+    interaction: Annotated[InteractionSpec, Field(description="how tokens and summaries are crossed")] = field(
+        default_factory=WukongSpec
+    )
 
 
 @dataclass

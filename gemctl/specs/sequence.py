@@ -67,7 +67,9 @@ class KunlunSpec:
     kind: Annotated[Literal["kunlun"], Field(description="GDPA feed-forward, then self-attention")] = "kunlun"
     ffn_hidden: Annotated[Size, Field(description="keys of the personalised feed-forward (GDPA)")] = 16
     activation: Annotated[Activation, Field(description="of the personalised feed-forward")] = "gelu_approx"
-    attention: AttentionSpec = field(default_factory=JaggedAttentionSpec)
+    attention: Annotated[AttentionSpec, Field(description="of the events among themselves")] = field(
+        default_factory=JaggedAttentionSpec
+    )
 
 
 @dataclass
@@ -78,7 +80,9 @@ class InterFormerSpec:
     kind: Annotated[Literal["interformer"], Field(description="f(X_sum)·S, then self-attention")] = "interformer"
     ffn_rank: Annotated[Size, Field(description="rank of the matrix f(X_sum); dim: any matrix")] = 32
     residual: Annotated[bool, Field(description="add what each part reads; the paper's formula does not")] = True
-    attention: AttentionSpec = field(default_factory=JaggedAttentionSpec)
+    attention: Annotated[AttentionSpec, Field(description="of the events among themselves")] = field(
+        default_factory=JaggedAttentionSpec
+    )
 
 
 @dataclass
