@@ -1,11 +1,14 @@
 """An interaction block of the user's own package, built from its torch-free spec (gemctl/specs/custom.py).
 
-What the spec said to the plan must be what the module has: a difference is refused, by parameter.
+What the spec said to the plan must be what the module has: a difference is refused, by parameter, and so is an output
+of another shape, which would be broadcast against the shortcut unseen. Buffers are refused: modules are made on the
+meta device and filled by their parameters' rules, and a checkpoint holds parameters alone.
 """
 
 import importlib
+from collections.abc import Callable
 
-from torch import nn
+from torch import Tensor, nn
 
 from gemctl.errors import InputError
 from gemctl.specs import custom
@@ -27,6 +30,21 @@ def own_module(spec: CustomSpec, inputs: int, dim: int) -> nn.Module:
         for key in sorted({*found, *said})
         if found.get(key) != said.get(key)
     ]
+    wrong += [
+        f"{spec.kind}: its module keeps the buffer {name}: only parameters are filled, agree on all ranks and are "
+        "saved; compute it in forward, or make it a parameter"
+        for name, _ in made.named_buffers()
+    ]
     if wrong:
         raise InputError(wrong)
+    made.register_forward_hook(_shape_check(spec.kind, block.tokens, dim))
     return made
+
+
+def _shape_check(kind: str, tokens: int, dim: int) -> Callable[[nn.Module, tuple[Tensor], Tensor], None]:
+    def check(_: nn.Module, given: tuple[Tensor], made: Tensor) -> None:
+        expected = (len(given[0]), tokens, dim)
+        if tuple(made.shape) != expected:
+            raise InputError(f"{kind}: its module made {tuple(made.shape)}, not [B, tokens, dim] = {expected}")
+
+    return check

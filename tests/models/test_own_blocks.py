@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from gemctl.errors import InputError
 from gemctl.model.gem import GemModel
 from gemctl.model.init import init_rules
+from gemctl.model.own import own_module
 from gemctl.specs.contradictions import contradictions
 from gemctl.specs.count import module_flops, parameters
 from gemctl.specs.interaction import CustomSpec, DhenSpec, Interaction, WukongSpec
@@ -97,7 +98,38 @@ class Raises(Lies):
 class Nowhere(Lies):
     module: ClassVar[str] = "gated_blocks.Missing"
 
+@dataclass
+class KeepsText(Lies):
+    def weights(self, inputs, dim): return []
+    def kept(self, inputs, dim): return "x"
+
+@dataclass
+class KeepsNothing(KeepsText):
+    def kept(self, inputs, dim): return dim // 0
+
+@dataclass
+class Narrow(KeepsText):
+    module: ClassVar[str] = "other_blocks.NarrowModule"
+
+@dataclass
+class Buffered(KeepsText):
+    module: ClassVar[str] = "other_blocks.BufferedModule"
+
 class NoDataclass: pass
+"""
+
+BLOCKS = """
+import torch
+from torch import nn
+
+class NarrowModule(nn.Module):
+    def __init__(self, spec, inputs, dim): super().__init__()
+    def forward(self, x): return x[:, :1]
+
+class BufferedModule(NarrowModule):
+    def __init__(self, spec, inputs, dim):
+        super().__init__(spec, inputs, dim)
+        self.register_buffer("seen", torch.zeros(dim))
 """
 
 
@@ -113,6 +145,9 @@ class NoDataclass: pass
         (CustomSpec("gated_specs.Gated", {"tokens": "many"}), "options.tokens: "),
         (CustomSpec("gated_specs.Gated", {"tokens": 0}), "`tokens` must be an integer ≥ 1"),
         (CustomSpec("others.Raises", {"tokens": 3}), "weights() raises ZeroDivisionError: oh"),
+        (CustomSpec("gated_specs.Gated", {"tokens": 3, "token": 4}), "options.token: unknown; it has tokens"),
+        (CustomSpec("others.KeepsText", {"tokens": 3}), "kept() gives 'x', not a number of values"),
+        (CustomSpec("others.KeepsNothing", {"tokens": 3}), "kept() raises ZeroDivisionError"),
     ],
     ids=str,
 )
@@ -132,15 +167,25 @@ def test_what_is_no_whole_spec_is_refused_with_the_reason(spec: CustomSpec, reas
             ["parameter gate.bias: weights() says None, the module has (8,)", "parameter mix.weight: "],
         ),
         ("Nowhere", ["its module gated_blocks.Missing cannot be made"]),
+        ("Buffered", ["its module keeps the buffer seen: "]),
     ],
 )
 def test_a_module_that_is_not_its_spec_is_refused(name: str, reasons: list[str], package: Path) -> None:
     (package / "others.py").write_text(SPECS, encoding="utf-8")
+    (package / "other_blocks.py").write_text(BLOCKS, encoding="utf-8")
     with pytest.raises(InputError) as error:
         GemModel(model_of(CustomSpec(f"others.{name}", {"tokens": 3})), SPEC)
     assert len(error.value.problems) == len(reasons)
     for problem, reason in zip(error.value.problems, reasons, strict=True):
         assert reason in problem
+
+
+def test_an_output_of_another_shape_is_not_broadcast(package: Path) -> None:
+    (package / "others.py").write_text(SPECS, encoding="utf-8")
+    (package / "other_blocks.py").write_text(BLOCKS, encoding="utf-8")
+    block = own_module(CustomSpec("others.Narrow", {"tokens": 3}), 5, 8)
+    with pytest.raises(InputError, match=re.escape("made (2, 1, 8), not [B, tokens, dim] = (2, 3, 8)")):
+        block(torch.zeros(2, 5, 8))
 
 
 def test_a_spec_that_imports_torch_is_refused(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
