@@ -172,6 +172,8 @@ def read(folder: Path) -> Manifest:
         body = read_json(path)
     except FileNotFoundError:
         raise InputError(f"{folder}: no checkpoint ({FILE_NAME} is missing; the save did not end)") from None
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from error
     if body.pop("sha256", None) != _digest(body):
         raise InputError(f"{path}: damaged, it does not match its own hash")
     return Manifest(
@@ -216,16 +218,28 @@ def verify(folder: Path) -> list[str]:
 
 
 def checkpoints(run: RunDir) -> list[Checkpoint]:
-    """All checkpoint folders of a run, newest first; those that do not count too, with the reason."""
+    """All checkpoint folders of a run, newest first; those that do not count too, with the reason.
+
+    None where the folder of checkpoints was deleted. InputError if it cannot be read.
+    """
     bases = _bases(run)
     found = []
-    for path in run.checkpoints.iterdir():
+    for path in _entries(run.checkpoints):
         if match := FOLDER.fullmatch(path.name):
             step, attempt = int(match[1]), int(match[2])
             published = (path / FILE_NAME).exists()
             flaw = _void(step, attempt, bases) if published else f"unfinished: it has no {FILE_NAME}"
             found.append(Checkpoint(path, step, attempt, published, flaw))
     return sorted(found, key=lambda checkpoint: (checkpoint.step, checkpoint.attempt), reverse=True)
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise InputError(f"{folder}: {error.strerror}") from error
 
 
 def _bases(run: RunDir) -> dict[int, int]:

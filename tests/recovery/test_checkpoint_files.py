@@ -167,6 +167,21 @@ def test_a_manifest_appears_once_and_a_newer_format_is_refused(run: RunDir) -> N
         read(folder)
 
 
+def test_folders_that_were_deleted_or_are_none_are_told(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    (run.path / "run.json").write_text("{}")
+    (run.checkpoints / "step_4.a1/manifest.json").unlink()
+    (run.checkpoints / "step_4.a1/manifest.json").mkdir()
+    assert verify(run.checkpoints / "step_4.a1") == [f"{run.checkpoints}/step_4.a1/manifest.json: Is a directory"]
+    assert newest_verified(run)[0] == checkpoints(run)[1]
+    run.checkpoints.rename(run.path / "moved")
+    assert checkpoints(run) == []
+    assert main(["checkpoint", "list", str(run.path)]) == 0
+    assert "none yet" in capsys.readouterr().out
+    run.checkpoints.touch()
+    assert main(["checkpoint", "list", str(run.path)]) == 2
+    assert capsys.readouterr().err == f"error: {run.checkpoints}: Not a directory\n"
+
+
 def test_diff_finds_a_last_bit_a_missing_key_and_a_changed_shape(tmp_path: Path) -> None:
     run = make_run(tmp_path, attempts=1)
     run_world(1, ranks.save_variants, run.path)
