@@ -1,16 +1,18 @@
 """What every op asks of its inputs, checked in one place, and the lengths behind offsets.
 
 Shapes and dtypes are checked where an op is called (so under fake tensors, too), the offsets' values where a kernel
-reads them anyway. A violation is a ValueError that lists all of them.
+reads them anyway. A violation is a ValueError that lists all of them. `every` makes offsets of equal lengths.
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 
 def check(
@@ -98,3 +100,18 @@ def reduce_heads(grad: Tensor, heads: int) -> Tensor:
     if grad.shape[1] == heads:
         return grad
     return grad.view(grad.shape[0], heads, grad.shape[1] // heads, grad.shape[2]).sum(2)
+
+
+def every(step: int, offsets: Tensor) -> Tensor:
+    """Offsets of as many sequences as `offsets` has, of `step` tokens each; kept, so that tile schedules are, too."""
+    traced = torch.compiler.is_compiling() or is_in_torch_dispatch_mode()
+    # What is kept is not traced, and is of no capture, whose memory is its own, nor of an inference mode.
+    capturing = offsets.is_cuda and torch.cuda.is_current_stream_capturing()
+    if traced or capturing or torch.is_inference_mode_enabled():
+        return torch.arange(offsets.shape[0], device=offsets.device) * step
+    return _every(step, offsets.shape[0], offsets.device)
+
+
+@lru_cache(maxsize=16)
+def _every(step: int, count: int, device: torch.device) -> Tensor:
+    return torch.arange(count, device=device) * step

@@ -15,7 +15,6 @@ are those that do not exist.
 """
 
 from collections import OrderedDict
-from functools import lru_cache
 from threading import Lock
 
 import torch
@@ -60,18 +59,6 @@ def tiles(
                 _cache.popitem(last=False)
         _cache.move_to_end(key)
         return _cache[key][0]
-
-
-def every(step: int, offsets: Tensor) -> Tensor:
-    """Offsets of as many sequences as `offsets` has, of `step` tokens each; kept, so that their tiles are, too."""
-    if offsets.is_cuda and torch.cuda.is_current_stream_capturing():
-        return torch.arange(offsets.shape[0], device=offsets.device) * step
-    return _every(step, offsets.shape[0], offsets.device)
-
-
-@lru_cache(maxsize=16)
-def _every(step: int, count: int, device: torch.device) -> Tensor:
-    return torch.arange(count, device=device) * step
 
 
 def _build(offsets: Tensor, tokens: int, height: int, other: Tensor | None, behind: int, ahead: int) -> Tensor:

@@ -11,10 +11,10 @@ rank. X_sum has the candidate among its tokens: here the candidate meets each ev
 (attention.py). With CompSkip the layers of one parity have no MHA.
 """
 
-import torch
 from torch import Tensor, nn
 
 from gemctl.kernels.gdpa.op import gdpa
+from gemctl.kernels.jagged import every
 from gemctl.model.attention import SelfAttention, SiluAttention
 from gemctl.model.events import Events
 from gemctl.model.layers import ZeroLinear, layer_norm
@@ -37,13 +37,12 @@ class PersonalisedFFN(nn.Module):
         rows, width = len(x_sum), events.values.shape[1] // self.heads
         x = x_sum.flatten(1)
         k, v = (make(x).view(rows * self.hidden, self.heads, width) for make in (self.keys, self.values))
-        k_offsets = torch.arange(rows + 1, device=events.offsets.device) * self.hidden
         return gdpa(
             layer_norm(events.values).view(-1, self.heads, width),
             k,
             v,
             events.offsets,
-            k_offsets,
+            every(self.hidden, events.offsets),
             events.max_length,
             self.hidden,
             activation=self.activation,

@@ -6,6 +6,7 @@ nor the LSE. Rotary embedding is done on the loaded tiles, in float32. Block siz
 checked; cos and sin too short for a sequence give NaN there.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from gemctl.kernels.triton_scores import LN_2
 from gemctl.kernels.triton_tilings import PRECISION
 
 MAX_BLOCK = 128
+MOST_HEADS = 4
 _LOG2_E = 1.4426950408889634
 
 
@@ -40,9 +42,10 @@ def forward(
     output = empty(q.shape, q.dtype, q.device)
     lse = empty(q.shape[:2], torch.float32, q.device)
     angles, sizes = _angles(q, cos, sin), _sizes(q, block_size, cos)
-    numbers = *strides(q, k, v), *angles[2:], heads, heads // k.shape[1], scale * _LOG2_E
+    each = _heads_each(heads, cos)
+    numbers = *strides(q, k, v), *angles[2:], heads, heads // k.shape[1], each, scale * _LOG2_E
     args = q, k, v, output, lse, *angles[:2], order, offsets, *numbers
-    launch(_forward, order.shape[0] * heads, _tiling(sizes), *args, **sizes)
+    launch(_forward, order.shape[0] * heads // each, _tiling(sizes), *args, **sizes)
     return output, lse
 
 
@@ -65,9 +68,9 @@ def backward(
     heads, key_heads = q.shape[1], k.shape[1]
     grads = [empty(x.shape, x.dtype, x.device) for x in (q, k, v)]
     angles, sizes = _angles(q, cos, sin), _sizes(q, block_size, cos)
-    numbers = *strides(q, k, v, grad), *angles[2:], key_heads, heads // key_heads, scale * _LOG2_E, scale
+    numbers = *strides(q, k, v, grad), *angles[2:], key_heads, scale * _LOG2_E, scale
     args = q, k, v, grad, *grads, *angles[:2], order, offsets, *numbers
-    launch(_backward, order.shape[0] * key_heads, _tiling(sizes), *args, **sizes)
+    launch(_backward, order.shape[0] * key_heads, _tiling(sizes), *args, **sizes, GROUP=heads // key_heads)
     return grads[0], grads[1], grads[2]
 
 
@@ -89,6 +92,14 @@ def _sizes(q: Tensor, block_size: int, cos: Tensor | None) -> dict[str, Any]:
     return dims | {"SIZE": block_size, "ROWS": block_dim(block_size)}
 
 
+def _heads_each(heads: int, cos: Tensor | None) -> int:
+    """Heads of a forward's program: with a rotary embedding several, so that the tables are read less often.
+
+    The backward has no registers left for that, and loses more than half of its speed.
+    """
+    return 1 if cos is None else math.gcd(heads, MOST_HEADS)
+
+
 def _tiling(sizes: dict[str, Any]) -> Tiling:
     return Tiling(sizes["ROWS"], sizes["ROWS"], 8 if sizes["ROWS"] > 64 else 4, 1)
 
@@ -101,60 +112,83 @@ def _rotated(x: tl.tensor, cos: tl.tensor, sin: tl.tensor, ROWS: tl.constexpr, B
 
 
 @triton.jit
+def _load(  # type: ignore[no-untyped-def]
+    base, stride, rows, cos, sin, ROWS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, ROTARY: tl.constexpr
+):
+    """A block of q, k or v, rotated."""
+    x = load_rows(base, stride, rows, ROWS, D, BLOCK_D)
+    if ROTARY:
+        x = _rotated(x, cos, sin, ROWS, BLOCK_D).to(x.dtype)
+    return x
+
+
+@triton.jit
+def _store(  # type: ignore[no-untyped-def]
+    base, stride, rows, x, cos, sin, ROWS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, ROTARY: tl.constexpr
+):
+    """A gradient's block, rotated back."""
+    if ROTARY:
+        x = _rotated(x, cos, -sin, ROWS, BLOCK_D)
+    store_rows(base, stride, rows, x, ROWS, D, BLOCK_D)
+
+
+@triton.jit
 def _angle_rows(  # type: ignore[no-untyped-def]
-    table, positions, position0, rows, ROWS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr
+    table, positions, position0, rows, ROWS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, ROTARY: tl.constexpr
 ):
     """cos or sin [ROWS, BLOCK_D / 2] of a block's tokens, NaN where the table is too short for them."""
-    row = position0 + tl.arange(0, ROWS)[:, None]
-    column = tl.arange(0, BLOCK_D // 2)[None, :]
-    real = (row < position0 + rows) & (column < D // 2)
-    values = tl.load(table + row.to(tl.int64) * (D // 2) + column, mask=real & (row < positions), other=0.0)
-    return tl.where(real & (row >= positions), float("nan"), values.to(tl.float32))
+    if ROTARY:
+        row = position0 + tl.arange(0, ROWS)[:, None]
+        column = tl.arange(0, BLOCK_D // 2)[None, :]
+        real = (row < position0 + rows) & (column < D // 2)
+        values = tl.load(table + row.to(tl.int64) * (D // 2) + column, mask=real & (row < positions), other=0.0)
+        found = tl.where(real & (row >= positions), float("nan"), values.to(tl.float32))
+    else:
+        found = tl.zeros([1, 1], tl.float32)  # not used
+    return found
 
 
 @triton.jit
 def _forward(  # type: ignore[no-untyped-def]
     Q, K, V, OUT, LSE, COS, SIN, ORDER, OFFSETS,
-    q_stride, q_head, k_stride, k_head, v_stride, v_head, positions, heads, group, scale,
+    q_stride, q_head, k_stride, k_head, v_stride, v_head, positions, heads, group, each, scale,
     SIZE: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, ROTARY: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Output [N, heads, D] and LSE [N, heads] of one block and head."""
-    item = tl.load(ORDER + tl.program_id(0) // heads)
-    head = (tl.program_id(0) % heads).to(tl.int64)
+    """Output [N, heads, D] and LSE [N, heads] of one block and `each` heads."""
+    item = tl.load(ORDER + tl.program_id(0) // (heads // each))
+    head0 = tl.program_id(0) % (heads // each) * each
     if item < 0:
         return
     b = item >> 32
     position0 = (item & 0x7FFFFFFF).to(tl.int32) * SIZE
     first = tl.load(OFFSETS + b) + position0
     rows = tl.minimum((tl.load(OFFSETS + b + 1) - first).to(tl.int32), SIZE)
-    q = load_rows(Q + head * q_head + first * q_stride, q_stride, rows, ROWS, D, BLOCK_D)
-    k = load_rows(K + head // group * k_head + first * k_stride, k_stride, rows, ROWS, D, BLOCK_D)
-    v = load_rows(V + head // group * v_head + first * v_stride, v_stride, rows, ROWS, D, BLOCK_D)
-    if ROTARY:
-        cos = _angle_rows(COS, positions, position0, rows, ROWS, D, BLOCK_D)
-        sin = _angle_rows(SIN, positions, position0, rows, ROWS, D, BLOCK_D)
-        q = _rotated(q, cos, sin, ROWS, BLOCK_D).to(q.dtype)
-        k = _rotated(k, cos, sin, ROWS, BLOCK_D).to(k.dtype)
-        v = _rotated(v, cos, sin, ROWS, BLOCK_D).to(v.dtype)
     row = tl.arange(0, ROWS)
-    scores = scale * tl.dot(q, tl.trans(k), input_precision=PRECISION)
-    scores = tl.where(row[None, :] < rows, scores, float("-inf"))
-    peak = tl.max(scores, 1)
-    weights = tl.exp2(scores - peak[:, None])
-    total = tl.sum(weights, 1)
-    out = tl.dot(weights.to(v.dtype), v, input_precision=PRECISION) / total[:, None]
-    tl.store(LSE + (first + row) * heads + head, LN_2 * (peak + tl.log2(total)), mask=row < rows)
-    store_rows(OUT + (first * heads + head) * D, heads * D, rows, out, ROWS, D, BLOCK_D)
+    cos = _angle_rows(COS, positions, position0, rows, ROWS, D, BLOCK_D, ROTARY)
+    sin = _angle_rows(SIN, positions, position0, rows, ROWS, D, BLOCK_D, ROTARY)
+    for member in range(0, each):
+        head = (head0 + member).to(tl.int64)
+        q = _load(Q + head * q_head + first * q_stride, q_stride, rows, cos, sin, ROWS, D, BLOCK_D, ROTARY)
+        k = _load(K + head // group * k_head + first * k_stride, k_stride, rows, cos, sin, ROWS, D, BLOCK_D, ROTARY)
+        v = _load(V + head // group * v_head + first * v_stride, v_stride, rows, cos, sin, ROWS, D, BLOCK_D, ROTARY)
+        scores = scale * tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        scores = tl.where(row[None, :] < rows, scores, float("-inf"))
+        peak = tl.max(scores, 1)
+        weights = tl.exp2(scores - peak[:, None])
+        total = tl.sum(weights, 1)
+        out = tl.dot(weights.to(v.dtype), v, input_precision=PRECISION) / total[:, None]
+        tl.store(LSE + (first + row) * heads + head, LN_2 * (peak + tl.log2(total)), mask=row < rows)
+        store_rows(OUT + (first * heads + head) * D, heads * D, rows, out, ROWS, D, BLOCK_D)
 
 
 @triton.jit
 def _backward(  # type: ignore[no-untyped-def]
     Q, K, V, GRAD, GRAD_Q, GRAD_K, GRAD_V, COS, SIN, ORDER, OFFSETS,
-    q_stride, q_head, k_stride, k_head, v_stride, v_head, grad_stride, grad_head, positions, key_heads, group,
+    q_stride, q_head, k_stride, k_head, v_stride, v_head, grad_stride, grad_head, positions, key_heads,
     scale, grad_scale,
-    SIZE: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, ROTARY: tl.constexpr,
-    PRECISION: tl.constexpr,
+    GROUP: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    ROTARY: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Gradients of one block: of a key head and of its query heads."""
     item = tl.load(ORDER + tl.program_id(0) // key_heads)
@@ -166,39 +200,40 @@ def _backward(  # type: ignore[no-untyped-def]
     first = tl.load(OFFSETS + b) + position0
     rows = tl.minimum((tl.load(OFFSETS + b + 1) - first).to(tl.int32), SIZE)
     row = tl.arange(0, ROWS)
-    heads = key_heads * group
-    k = load_rows(K + key_head * k_head + first * k_stride, k_stride, rows, ROWS, D, BLOCK_D)
-    v = load_rows(V + key_head * v_head + first * v_stride, v_stride, rows, ROWS, D, BLOCK_D)
-    if ROTARY:
-        cos = _angle_rows(COS, positions, position0, rows, ROWS, D, BLOCK_D)
-        sin = _angle_rows(SIN, positions, position0, rows, ROWS, D, BLOCK_D)
-        k = _rotated(k, cos, sin, ROWS, BLOCK_D).to(k.dtype)
-        v = _rotated(v, cos, sin, ROWS, BLOCK_D).to(v.dtype)
-    grad_k = tl.zeros([ROWS, BLOCK_D], tl.float32)
-    grad_v = tl.zeros([ROWS, BLOCK_D], tl.float32)
-    for member in range(0, group):
-        head = key_head * group + member
-        q = load_rows(Q + head * q_head + first * q_stride, q_stride, rows, ROWS, D, BLOCK_D)
+    heads = key_heads * GROUP
+    cos = _angle_rows(COS, positions, position0, rows, ROWS, D, BLOCK_D, ROTARY)
+    sin = _angle_rows(SIN, positions, position0, rows, ROWS, D, BLOCK_D, ROTARY)
+    k = _load(K + key_head * k_head + first * k_stride, k_stride, rows, cos, sin, ROWS, D, BLOCK_D, ROTARY)
+    v = _load(V + key_head * v_head + first * v_stride, v_stride, rows, cos, sin, ROWS, D, BLOCK_D, ROTARY)
+    base = (first * key_heads + key_head) * D
+    if GROUP > 1:
+        grad_k = tl.zeros([ROWS, BLOCK_D], tl.float32)
+        grad_v = tl.zeros([ROWS, BLOCK_D], tl.float32)
+    for member in range(0, GROUP):
+        head = key_head * GROUP + member
+        q = _load(Q + head * q_head + first * q_stride, q_stride, rows, cos, sin, ROWS, D, BLOCK_D, ROTARY)
         grad = load_rows(GRAD + head * grad_head + first * grad_stride, grad_stride, rows, ROWS, D, BLOCK_D)
-        if ROTARY:
-            q = _rotated(q, cos, sin, ROWS, BLOCK_D).to(q.dtype)
         scores = scale * tl.dot(q, tl.trans(k), input_precision=PRECISION)
         scores = tl.where(row[None, :] < rows, scores, float("-inf"))
         weights = tl.exp2(scores - tl.max(scores, 1)[:, None])
         weights = weights / tl.sum(weights, 1)[:, None]
-        grad_v = tl.dot(tl.trans(weights.to(grad.dtype)), grad, grad_v, input_precision=PRECISION)
+        # Each product is stored before the next one where it can be, which leaves room for another program.
+        part_v = tl.dot(tl.trans(weights.to(grad.dtype)), grad, input_precision=PRECISION)
+        if GROUP > 1:
+            grad_v += part_v
+        else:
+            _store(GRAD_V + base, key_heads * D, rows, part_v, cos, sin, ROWS, D, BLOCK_D, ROTARY)
         grad_weights = tl.dot(grad, tl.trans(v), input_precision=PRECISION)
         grad_scores = weights * (grad_weights - tl.sum(weights * grad_weights, 1)[:, None])
         grad_scores = grad_scores.to(q.dtype)
-        grad_k = tl.dot(tl.trans(grad_scores), q, grad_k, input_precision=PRECISION)
+        part_k = tl.dot(tl.trans(grad_scores), q, input_precision=PRECISION)
+        if GROUP > 1:
+            grad_k += part_k
+        else:
+            _store(GRAD_K + base, key_heads * D, rows, part_k * grad_scale, cos, sin, ROWS, D, BLOCK_D, ROTARY)
         grad_q = tl.dot(grad_scores, k, input_precision=PRECISION) * grad_scale
-        if ROTARY:
-            grad_q = _rotated(grad_q, cos, -sin, ROWS, BLOCK_D)
-        store_rows(GRAD_Q + (first * heads + head) * D, heads * D, rows, grad_q, ROWS, D, BLOCK_D)
-    grad_k *= grad_scale
-    if ROTARY:
-        grad_k = _rotated(grad_k, cos, -sin, ROWS, BLOCK_D)
-        grad_v = _rotated(grad_v, cos, -sin, ROWS, BLOCK_D)
-    base = (first * key_heads + key_head) * D
-    store_rows(GRAD_K + base, key_heads * D, rows, grad_k, ROWS, D, BLOCK_D)
-    store_rows(GRAD_V + base, key_heads * D, rows, grad_v, ROWS, D, BLOCK_D)
+        place_q = (first * heads + head) * D
+        _store(GRAD_Q + place_q, heads * D, rows, grad_q, cos, sin, ROWS, D, BLOCK_D, ROTARY)
+    if GROUP > 1:
+        _store(GRAD_K + base, key_heads * D, rows, grad_k * grad_scale, cos, sin, ROWS, D, BLOCK_D, ROTARY)
+        _store(GRAD_V + base, key_heads * D, rows, grad_v, cos, sin, ROWS, D, BLOCK_D, ROTARY)

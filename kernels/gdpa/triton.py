@@ -7,6 +7,7 @@ from torch import Tensor
 
 from gemctl.kernels import schedule
 from gemctl.kernels.gdpa.activation import Activation
+from gemctl.kernels.jagged import every
 from gemctl.kernels.triton_attention import forward_kernel, grad_kv_kernel, grad_q_kernel
 from gemctl.kernels.triton_launch import block_dim, empty, has_hardware_tanh, launch, reach, rows, strides
 from gemctl.kernels.triton_tilings import PRECISION, Part, tiling
@@ -29,7 +30,7 @@ def forward(
     """Output [ΣLq, H, D], or [B·S, H, D] where q_offsets is None and q [S, H, D] belongs to every row."""
     q, k, v = rows(q), rows(k), rows(v)
     (heads, dim), batch = q.shape[1:], k_offsets.shape[0] - 1
-    offsets = schedule.every(q.shape[0], k_offsets) if q_offsets is None else q_offsets
+    offsets = every(q.shape[0], k_offsets) if q_offsets is None else q_offsets
     tokens = q.shape[0] * (batch if q_offsets is None else 1)
     output = empty((tokens, heads, dim), q.dtype, q.device)
     sizes, (behind, ahead) = _sizes(q, activation, causal, window, q_offsets is None), reach(causal, window)
@@ -59,7 +60,7 @@ def backward(
     """Gradients of q, k, v."""
     q, k, v, grad = rows(q), rows(k), rows(v), rows(grad_output)
     heads, key_heads, batch = q.shape[1], k.shape[1], k_offsets.shape[0] - 1
-    offsets = schedule.every(q.shape[0], k_offsets) if q_offsets is None else q_offsets
+    offsets = every(q.shape[0], k_offsets) if q_offsets is None else q_offsets
     # Shared queries get a part from every row; the parts are summed in float32.
     grad_q = empty(grad.shape, torch.float32 if q_offsets is None else q.dtype, q.device)
     grad_k, grad_v = (empty(x.shape, x.dtype, x.device) for x in (k, v))

@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gemctl.kernels import schedule
+from gemctl.kernels.jagged import every
 from gemctl.kernels.jagged_flash_attention.triton import attend, attend_backward
 from gemctl.kernels.triton_attention import load_rows, store_rows
 from gemctl.kernels.triton_launch import Tiling, block_dim, empty, launch, rows, strides
@@ -30,7 +31,7 @@ def forward(seeds: Tensor, k: Tensor, v: Tensor, k_offsets: Tensor, max_k: int, 
     """(output [B, S, H, D], LSE [B, S, H] in float32; −inf for an empty row)."""
     batch, (count, heads, dim), key_heads = k_offsets.shape[0] - 1, seeds.shape, k.shape[1]
     if count * heads // key_heads > MAX_SEEDS:
-        output, lse = attend(seeds, k, v, schedule.every(count, k_offsets), k_offsets, scale, broadcast=True)
+        output, lse = attend(seeds, k, v, every(count, k_offsets), k_offsets, scale, broadcast=True)
         return output.view(batch, *seeds.shape), lse.view(batch, count, heads)
     seeds, k, v = rows(seeds), rows(k), rows(v)
     order = schedule.tiles(k_offsets, k.shape[0], CHUNK)
@@ -43,8 +44,9 @@ def forward(seeds: Tensor, k: Tensor, v: Tensor, k_offsets: Tensor, max_k: int, 
     args = seeds, k, v, output, lse, part, part_lse, order, k_offsets, *numbers
     programs = 0 if count == 0 else order.shape[0] * key_heads
     launch(_forward, programs, tile, *args, **sizes, BN=tile.other)
-    combined = part, part_lse, output, lse, k_offsets, count, heads
-    launch(_combine, batch * count * heads, Tiling(1, 1, 1, 1), *combined, D=dim, BLOCK_D=block_dim(dim), CHUNK=CHUNK)
+    sizes.pop("PRECISION")
+    combined = part, part_lse, output, lse, k_offsets, count, key_heads, heads // key_heads
+    launch(_combine, batch if count else 0, Tiling(1, 1, 4, 1), *combined, **sizes)
     return output, lse
 
 
@@ -65,7 +67,7 @@ def backward(
         return torch.zeros_like(seeds), torch.zeros_like(k), torch.zeros_like(v)
     if count * heads // key_heads > MAX_SEEDS:
         saved = grad_output.flatten(0, 1), output.flatten(0, 1), lse.flatten(0, 1)
-        offsets = schedule.every(count, k_offsets), k_offsets
+        offsets = every(count, k_offsets), k_offsets
         parts, grad_k, grad_v, _ = attend_backward(*saved, seeds, k, v, *offsets, scale, broadcast=True)
         return parts.view(-1, *seeds.shape).sum(0).to(seeds.dtype), grad_k, grad_v
     seeds, k, v, grad = rows(seeds), rows(k), rows(v), grad_output.contiguous()
@@ -86,7 +88,7 @@ def _sizes(seeds: Tensor, key_heads: int) -> dict[str, Any]:
 
 
 def _tiling(seeds: Tensor) -> Tiling:
-    return Tiling(CHUNK, 32, 4, 1 if seeds.dtype.itemsize > 2 else 4)
+    return Tiling(CHUNK, 32, 4, 1) if seeds.dtype.itemsize > 2 else Tiling(CHUNK, 16, 2, 4)
 
 
 @triton.jit
@@ -168,35 +170,34 @@ def _forward(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _combine(  # type: ignore[no-untyped-def]
-    PART, PART_LSE, OUT, LSE, OFFSETS, count, heads, D: tl.constexpr, BLOCK_D: tl.constexpr, CHUNK: tl.constexpr
-):
-    """Output and LSE of one row, seed and head that has no key, or several chunks of keys."""
-    each = count * heads
-    b = (tl.program_id(0) // each).to(tl.int64)
-    inner = tl.program_id(0) % each
+    PART, PART_LSE, OUT, LSE, OFFSETS, count, key_heads, group,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Outputs and LSE of one row that has no key, or several chunks of keys."""
+    b = tl.program_id(0).to(tl.int64)
     start = tl.load(OFFSETS + b)
     length = (tl.load(OFFSETS + b + 1) - start).to(tl.int32)
     if (length > 0) & (length <= CHUNK):
         return
-    column = tl.arange(0, BLOCK_D)
-    first = (start // CHUNK + b) * each + inner
-    acc = tl.zeros([BLOCK_D], tl.float32)
-    total = 0.0
-    peak = float("-inf")
-    for chunk in range(0, tl.cdiv(length, CHUNK)):
-        place = first + chunk * each
-        lse = tl.load(PART_LSE + place)
-        new_peak = tl.maximum(peak, lse)
-        rescale = tl.exp2(LOG2_E * (peak - new_peak))
-        weight = tl.exp2(LOG2_E * (lse - new_peak))
-        part = tl.load(PART + place * D + column, mask=column < D, other=0.0)
-        acc = acc * rescale + part * weight
-        total = total * rescale + weight
-        peak = new_peak
-    acc = acc * tl.where(total > 0, 1.0 / total, 0.0)
-    row = b * each + inner
-    tl.store(OUT + row * D + column, acc.to(OUT.dtype.element_ty), mask=column < D)
-    tl.store(LSE + row, peak + LN_2 * tl.log2(total))
+    heads = key_heads * group
+    column = tl.arange(0, BLOCK_D)[None, :]
+    for key_head in range(0, key_heads):
+        acc = tl.zeros([ROWS, BLOCK_D], tl.float32)
+        total = tl.zeros([ROWS], tl.float32)
+        peak = tl.full([ROWS], float("-inf"), tl.float32)
+        for chunk in range(0, tl.cdiv(length, CHUNK)):
+            place, real = _row_places(start // CHUNK + b + chunk, count, heads, group, key_head, ROWS)
+            lse = tl.load(PART_LSE + place, mask=real, other=0.0)
+            new_peak = tl.maximum(peak, lse)
+            rescale = tl.exp2(LOG2_E * (peak - new_peak))
+            weight = tl.exp2(LOG2_E * (lse - new_peak))
+            acc = acc * rescale[:, None] + _load_places(PART, place, real, D, BLOCK_D) * weight[:, None]
+            total = total * rescale + weight
+            peak = new_peak
+        acc = acc * tl.where(total > 0, 1.0 / total, 0.0)[:, None]
+        place, real = _row_places(b, count, heads, group, key_head, ROWS)
+        tl.store(LSE + place, peak + LN_2 * tl.log2(total), mask=real)
+        tl.store(OUT + place[:, None] * D + column, acc.to(OUT.dtype.element_ty), mask=real[:, None] & (column < D))
 
 
 @triton.jit

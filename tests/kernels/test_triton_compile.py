@@ -37,6 +37,7 @@ def variants() -> list[Variant]:
     found += [("flash", BF16, 128, {"causal": True}), ("flash", FP32, 64, {"causal": True})]
     found += [("flash", BF16, 64, {"bias": True}), ("flash", BF16, 128, {"bias": True, "causal": True})]
     found += [("gdpa", BF16, 128, {"activation": "silu", "causal": True}), ("gdpa", BF16, 64, {"broadcast": True})]
+    found += [("block", BF16, 128, {"rotary": rotary, "grouped": True}) for rotary in (False, True)]
     return found
 
 
@@ -62,8 +63,9 @@ def run(variant: Variant) -> None:
         gdpa.backward(output, given, q, q, offsets, rows, 1, 1, *score)
     elif op == "block":
         table = torch.zeros(100, dim // 2) if options["rotary"] else None
-        output, lse = block.forward(q, q, q, rows, 1, 64, 0.1, table, table)
-        block.backward(output, output, lse, q, q, q, rows, 1, 64, 0.1, table, table)
+        k = q[:, :2] if options.get("grouped") else q
+        output, lse = block.forward(q, k, k, rows, 1, 64, 0.1, table, table)
+        block.backward(output, output, lse, q, k, k, rows, 1, 64, 0.1, table, table)
     else:
         output, lse = pooled.forward(q[:4], q, q, rows, 1, 0.1)
         pooled.backward(output, output, lse, q[:4], q, q, rows, 1, 0.1)
