@@ -21,7 +21,7 @@ from gemctl.kernels.triton_scores import LN_2
 from gemctl.kernels.triton_tilings import PRECISION
 
 MAX_BLOCK = 128
-MOST_HEADS = 4
+MOST_HEADS = 4  # of a program
 _LOG2_E = 1.4426950408889634
 
 

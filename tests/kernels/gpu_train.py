@@ -22,6 +22,7 @@ from gemctl.data.loader import Loader
 from gemctl.kernels import dispatch
 from gemctl.mesh.topology import resolve
 from gemctl.parallel.assemble import assemble
+from gemctl.parallel.tables import local_slices
 from gemctl.specs import feature_spec
 from gemctl.train.ledger import Ledger
 from gemctl.train.optim import DenseOptimizer
@@ -58,8 +59,9 @@ def losses(config: Config) -> list[float]:
             break
     loader.close()
     sys.stdout.write(f"kernels: {dispatch.used()}\n")
-    devices = {str(x.device) for x in model.state().values()}
-    sys.stdout.write(f"state on {devices}, {dist.get_backend()}, torch {torch.__version__}\n")
+    parts = (part.tensor for value in model.tables.state().values() for part in local_slices(value))
+    devices = {str(part.device) for part in parts}
+    sys.stdout.write(f"tables on {devices}, {dist.get_backend()}, torch {torch.__version__}\n")
     return found
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import forward_ad
 
 from gemctl.errors import InputError
@@ -14,6 +14,7 @@ from gemctl.kernels import dispatch
 from gemctl.kernels.block_attention.op import block_attention
 from gemctl.kernels.gdpa.activation import ScoreFunction
 from gemctl.kernels.gdpa.op import gdpa
+from gemctl.kernels.jagged import every
 from gemctl.kernels.jagged_flash_attention.op import jagged_flash_attention
 from gemctl.kernels.pooled_attention.op import pooled_attention
 from tests.kernels import cases
@@ -182,3 +183,16 @@ def test_backward_runs_on_the_forwards_backend() -> None:
     with dispatch.use("reference"):
         output.sum().backward()  # the definition has no backward op: this would fail if it were asked for
     assert q.grad is not None
+
+
+def test_offsets_of_equal_lengths_are_kept_where_they_may_be() -> None:
+    rows = torch.tensor([0, 4, 5])
+    kept = every(3, rows)
+    assert kept.tolist() == [0, 3, 6]
+    assert every(3, rows + 1) is kept
+    with torch.inference_mode():
+        assert every(7, rows).is_inference()
+    assert not every(7, rows).is_inference()
+    with FakeTensorMode():
+        assert isinstance(every(9, torch.zeros(3, dtype=torch.int64)), FakeTensor)
+    assert not isinstance(every(9, rows), FakeTensor)
