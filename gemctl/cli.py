@@ -31,6 +31,7 @@ COMMANDS = {
     "doctor": "check this machine and what is installed on it",
 }
 FULL = {errno.ENOSPC, errno.EDQUOT}
+REFUSED = {errno.EROFS, errno.EACCES, errno.EPERM}
 EPILOG = "exit codes: 0 done, 1 the run failed, 2 bad input, 3 does not fit, 130 interrupted"
 
 
@@ -109,7 +110,7 @@ def main(argv: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
-        if error.errno not in FULL:
+        if error.errno not in FULL and not (error.errno in REFUSED and error.filename):
             raise
         print(f"error: {error.filename or 'a file'}: {os.strerror(error.errno)}", file=sys.stderr)
         return GemctlError.exit_code

@@ -30,9 +30,11 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.storage import WriteResult
 
 from gemctl.checkpoint.pieces import Piece
 from gemctl.errors import InputError
+from gemctl.run.files import named
 
 METADATA = ".metadata"
 # The one entry of what is handed to async_save: it spends 0.1 ms on each, in the training thread.
@@ -105,6 +107,10 @@ class Writer(FileSystemWriter):
             if cause is None:
                 raise
             raise OSError(cause.errno, cause.strerror, str(self._file)) from error
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        with named(self._file.with_name(METADATA)):
+            super().finish(metadata, results)
 
 
 def _os_error(error: BaseException | None) -> OSError | None:

@@ -30,7 +30,7 @@ def create_json(path: Path, value: dict[str, Any]) -> None:
     """
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")  # the same process number may write on another host
     try:
-        with _named(path):
+        with named(path):
             draft.write_text(json.dumps({"format": FORMAT, **value}, indent=1) + "\n")
             os.link(draft, path)
     finally:
@@ -38,7 +38,7 @@ def create_json(path: Path, value: dict[str, Any]) -> None:
 
 
 @contextmanager
-def _named(path: Path) -> Iterator[None]:
+def named(path: Path) -> Iterator[None]:
     """What the system refuses within it names `path`: a full disk alone does not say where."""
     try:
         yield
@@ -79,7 +79,7 @@ class JsonLog:
         """Appends a line, all of it or nothing (OSError, which names the file); a `last` one may use the room kept."""
         line = (json.dumps({"format": FORMAT, **record}) + "\n").encode()
         size = os.fstat(self._fd).st_size
-        with _named(self._path):
+        with named(self._path):
             if not last and size + len(line) + ROOM > self._kept:
                 _keep(self._fd, wanted := size + len(line) + 2 * ROOM)
                 self._kept = wanted

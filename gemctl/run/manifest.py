@@ -24,7 +24,7 @@ from typing import Any
 
 from gemctl.errors import InputError
 from gemctl.run.directory import RunDir
-from gemctl.run.files import FORMAT, read_json
+from gemctl.run.files import FORMAT, named, read_json
 
 FILE_NAME = "manifest.json"
 FOLDER = re.compile(r"step_(\d+)\.a(\d+)")
@@ -140,7 +140,7 @@ def publish(folder: Path, manifest: Manifest) -> None:
     value = {"format": FORMAT, "sha256": _digest(body), **body}
     draft = folder / f".{FILE_NAME}.{socket.gethostname()}.{os.getpid()}"
     try:
-        with draft.open("w") as file:
+        with named(draft), draft.open("w") as file:
             json.dump(value, file, indent=1, allow_nan=False)
             file.flush()
             os.fsync(file.fileno())

@@ -139,7 +139,7 @@ def _shards(plan: dict[str, Any]) -> dict[str, list[Any]]:
 
 def _lost(run: RunDir, step: int, before: Config, config: Config) -> list[str]:
     found = []
-    reached = max((_reached(run, attempt.number) for attempt in run.attempts()[-1:]), default=0)
+    reached = max((_reached(run, attempt.number) for attempt in run.attempts()), default=0)
     if reached > step:
         found.append(f"steps {step + 1} to {reached} are done again: they are in no valid checkpoint")
     old, new = step * before.train.global_batch, step * config.train.global_batch

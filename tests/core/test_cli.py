@@ -138,6 +138,7 @@ class Value:
         (DoesNotFit("too large"), 3, "error: too large\n"),
         (Interrupted("stopped"), 130, "stopped\n"),
         (OSError(28, "full", "/x/y"), 1, "error: /x/y: No space left on device\n"),
+        (OSError(30, "read-only", "/x/y"), 1, "error: /x/y: Read-only file system\n"),
     ],
 )
 def test_exit_codes(

@@ -31,10 +31,11 @@ from gemctl.checkpoint.staging import Stager
 from gemctl.checkpoint.storage import Writer
 from gemctl.config.schema import CheckpointConfig
 from gemctl.errors import GemctlError, InputError
+from gemctl.run.attempt import Base
 from gemctl.run.checkpoints import Comparison
 from gemctl.run.directory import RunDir
 from gemctl.run.manifest import checkpoints
-from tests.recovery.checkpoint_world import Trainee, facts
+from tests.recovery.checkpoint_world import Trainee, add_attempt, facts
 
 
 def saver_of(path: Path, attempt: int = 1, keep: int = 3, retries: int = 0, tolerate: int = 0) -> Saver:
@@ -365,6 +366,8 @@ def save_variants(path: Path) -> None:
     fewer = {key: value for key, value in base.items() if key != "step"}
     longer = {**base, "b": torch.zeros(3, dtype=torch.bfloat16)}
     for attempt, state in enumerate([base, base, nudged, fewer, longer], start=1):
+        if attempt > 1:
+            add_attempt(RunDir(path), attempt, Base(f"step_1.a{attempt - 1}", 1))
         saver = saver_of(path, attempt, keep=9)
         saver.save(1, state, {})
         saver.close()

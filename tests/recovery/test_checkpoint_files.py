@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import pickle
 import random
 from collections.abc import Callable
@@ -145,8 +146,8 @@ def test_only_the_owner_prunes_and_only_what_is_older_or_void(run: RunDir) -> No
     own = run.checkpoints / "step_6.a2"
     own.mkdir()
     assert prune(run, first, 1) == [] and remove_strays(run, first) == []
-    assert remove_strays(run, second) == [stray]
-    assert [path.name for path in prune(run, second, 1)] == ["step_4.a1"]
+    assert remove_strays(run, second) == [stray, run.checkpoints / "step_4.a1"]
+    assert prune(run, second, 1) == []
     assert sorted(path.name for path in run.checkpoints.iterdir()) == ["step_2.a1", "step_6.a2"]
 
 
@@ -165,6 +166,17 @@ def test_a_manifest_appears_once_and_a_newer_format_is_refused(run: RunDir) -> N
     path.write_text(json.dumps({**json.loads(path.read_text()), "format": 99}))
     with pytest.raises(InputError, match="format 99 is newer"):
         read(folder)
+
+
+def test_a_manifest_that_the_disk_does_not_take_is_named(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = run.checkpoints / "step_4.a1"
+    manifest = read(folder)
+    (folder / "manifest.json").unlink()
+    monkeypatch.setattr(json, "dump", lambda *_, **__: os.write(os.open("/dev/full", os.O_WRONLY), b"x"))
+    with pytest.raises(OSError, match="No space left on device") as error:
+        publish(folder, manifest)
+    assert Path(error.value.filename).name.startswith(".manifest.json")
+    assert sorted(path.name for path in folder.iterdir()) == [".metadata", "__0_0.distcp", "__1_0.distcp"]
 
 
 def test_folders_that_were_deleted_or_are_none_are_told(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:

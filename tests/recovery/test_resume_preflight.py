@@ -91,6 +91,9 @@ def test_dry_run_says_what_is_loaded_and_lost(run: RunDir, capsys: pytest.Captur
     assert dense["before"] == "dp_replicate 2 × dp_shard 2"
     assert ahead["lost"] == ["steps 5 to 6 are done again: they are in no valid checkpoint"]
     assert sorted(path.name for path in run.path.rglob("*")) == before
+    (run.path / "attempts/2").mkdir()  # a resume that a full disk ended
+    assert _ahead(capsys, run)["lost"] == ahead["lost"]
+    (run.path / "attempts/2").rmdir()
     _resume(run, "--dry-run")
     assert "from step_4.a1 (step 4) to step 9, ranks: 4" in capsys.readouterr().out
 
