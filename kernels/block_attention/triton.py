@@ -112,11 +112,8 @@ def _rotated(x: tl.tensor, cos: tl.tensor, sin: tl.tensor, ROWS: tl.constexpr, B
 
 
 @triton.jit
-def _load(  # type: ignore[no-untyped-def]
-    base, stride, rows, cos, sin, ROWS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, ROTARY: tl.constexpr
-):
-    """A block of q, k or v, rotated."""
-    x = load_rows(base, stride, rows, ROWS, D, BLOCK_D)
+def _turned(x, cos, sin, ROWS: tl.constexpr, BLOCK_D: tl.constexpr, ROTARY: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A block of q, k or v, rotated; where there are several, all are loaded before the first is."""
     if ROTARY:
         x = _rotated(x, cos, sin, ROWS, BLOCK_D).to(x.dtype)
     return x
@@ -169,9 +166,12 @@ def _forward(  # type: ignore[no-untyped-def]
     sin = _angle_rows(SIN, positions, position0, rows, ROWS, D, BLOCK_D, ROTARY)
     for member in range(0, each):
         head = (head0 + member).to(tl.int64)
-        q = _load(Q + head * q_head + first * q_stride, q_stride, rows, cos, sin, ROWS, D, BLOCK_D, ROTARY)
-        k = _load(K + head // group * k_head + first * k_stride, k_stride, rows, cos, sin, ROWS, D, BLOCK_D, ROTARY)
-        v = _load(V + head // group * v_head + first * v_stride, v_stride, rows, cos, sin, ROWS, D, BLOCK_D, ROTARY)
+        q = load_rows(Q + head * q_head + first * q_stride, q_stride, rows, ROWS, D, BLOCK_D)
+        k = load_rows(K + head // group * k_head + first * k_stride, k_stride, rows, ROWS, D, BLOCK_D)
+        v = load_rows(V + head // group * v_head + first * v_stride, v_stride, rows, ROWS, D, BLOCK_D)
+        q = _turned(q, cos, sin, ROWS, BLOCK_D, ROTARY)
+        k = _turned(k, cos, sin, ROWS, BLOCK_D, ROTARY)
+        v = _turned(v, cos, sin, ROWS, BLOCK_D, ROTARY)
         scores = scale * tl.dot(q, tl.trans(k), input_precision=PRECISION)
         scores = tl.where(row[None, :] < rows, scores, float("-inf"))
         peak = tl.max(scores, 1)
@@ -203,16 +203,19 @@ def _backward(  # type: ignore[no-untyped-def]
     heads = key_heads * GROUP
     cos = _angle_rows(COS, positions, position0, rows, ROWS, D, BLOCK_D, ROTARY)
     sin = _angle_rows(SIN, positions, position0, rows, ROWS, D, BLOCK_D, ROTARY)
-    k = _load(K + key_head * k_head + first * k_stride, k_stride, rows, cos, sin, ROWS, D, BLOCK_D, ROTARY)
-    v = _load(V + key_head * v_head + first * v_stride, v_stride, rows, cos, sin, ROWS, D, BLOCK_D, ROTARY)
+    k = load_rows(K + key_head * k_head + first * k_stride, k_stride, rows, ROWS, D, BLOCK_D)
+    v = load_rows(V + key_head * v_head + first * v_stride, v_stride, rows, ROWS, D, BLOCK_D)
+    k = _turned(k, cos, sin, ROWS, BLOCK_D, ROTARY)
+    v = _turned(v, cos, sin, ROWS, BLOCK_D, ROTARY)
     base = (first * key_heads + key_head) * D
     if GROUP > 1:
         grad_k = tl.zeros([ROWS, BLOCK_D], tl.float32)
         grad_v = tl.zeros([ROWS, BLOCK_D], tl.float32)
     for member in range(0, GROUP):
         head = key_head * GROUP + member
-        q = _load(Q + head * q_head + first * q_stride, q_stride, rows, cos, sin, ROWS, D, BLOCK_D, ROTARY)
+        q = load_rows(Q + head * q_head + first * q_stride, q_stride, rows, ROWS, D, BLOCK_D)
         grad = load_rows(GRAD + head * grad_head + first * grad_stride, grad_stride, rows, ROWS, D, BLOCK_D)
+        q = _turned(q, cos, sin, ROWS, BLOCK_D, ROTARY)
         scores = scale * tl.dot(q, tl.trans(k), input_precision=PRECISION)
         scores = tl.where(row[None, :] < rows, scores, float("-inf"))
         weights = tl.exp2(scores - tl.max(scores, 1)[:, None])
