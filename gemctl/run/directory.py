@@ -26,7 +26,7 @@ from typing import Any
 from gemctl import paths
 from gemctl.errors import InputError
 from gemctl.run.attempt import Attempt
-from gemctl.run.files import create_json, read_json
+from gemctl.run.files import create_json, entries, read_json
 
 PACKAGES = ("gemctl", "torch", "torchrec", "fbgemm-gpu-cpu", "fbgemm-gpu", "torchx", "numpy", "pyarrow")
 
@@ -76,7 +76,7 @@ class RunDir:
 
     def attempts(self) -> list[Attempt]:
         """All attempts, oldest first. The last one owns the run."""
-        numbers = sorted(int(path.name) for path in (self.path / "attempts").iterdir() if path.name.isdigit())
+        numbers = sorted(int(path.name) for path in entries(self.path / "attempts") if path.name.isdigit())
         return [self.attempt(number) for number in numbers]
 
     def attempt(self, number: int) -> Attempt:

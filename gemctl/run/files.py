@@ -46,6 +46,16 @@ def named(path: Path) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, str(path)) from None
 
 
+def entries(folder: Path) -> list[Path]:
+    """What the folder holds; nothing if there is none. InputError if it cannot be read."""
+    try:
+        return list(folder.iterdir())
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise InputError(f"{folder}: {error.strerror}") from error
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """The object in `path` without its `format`. InputError if it is newer than this gemctl, or not a JSON object."""
     return _object(path.read_bytes(), str(path))

@@ -24,7 +24,7 @@ from typing import Any
 
 from gemctl.errors import InputError
 from gemctl.run.directory import RunDir
-from gemctl.run.files import FORMAT, named, read_json
+from gemctl.run.files import FORMAT, entries, named, read_json
 
 FILE_NAME = "manifest.json"
 FOLDER = re.compile(r"step_(\d+)\.a(\d+)")
@@ -224,22 +224,13 @@ def checkpoints(run: RunDir) -> list[Checkpoint]:
     """
     bases = _bases(run)
     found = []
-    for path in _entries(run.checkpoints):
+    for path in entries(run.checkpoints):
         if match := FOLDER.fullmatch(path.name):
             step, attempt = int(match[1]), int(match[2])
             published = (path / FILE_NAME).exists()
             flaw = _void(step, attempt, bases) if published else f"unfinished: it has no {FILE_NAME}"
             found.append(Checkpoint(path, step, attempt, published, flaw))
     return sorted(found, key=lambda checkpoint: (checkpoint.step, checkpoint.attempt), reverse=True)
-
-
-def _entries(folder: Path) -> list[Path]:
-    try:
-        return list(folder.iterdir())
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise InputError(f"{folder}: {error.strerror}") from error
 
 
 def _bases(run: RunDir) -> dict[int, int]:

@@ -153,7 +153,7 @@ def _attempts(journals: list[Journal]) -> list[AttemptReport]:
     for journal in journals:
         claim, end = journal.attempt.claim(), journal.attempt.end()
         last = max((line["step"] for line in journal.metrics), default=journal.base_step())
-        redone = max(0, last - int(journal.limit)) if journal.limit < last else 0
+        redone = int(last - max(journal.limit, journal.base_step())) if journal.limit < last else 0
         recovery = claim.time - before[1] if before and before[0] == claim.owner and before[1] else None
         reports.append(
             AttemptReport(

@@ -118,6 +118,13 @@ def test_steps_done_again_are_marked_and_leave_the_curve(run: RunDir) -> None:
     assert any("10 steps were done again" in note for note in report.notes)
 
 
+def test_an_attempt_loses_only_steps_that_it_did_itself(run: RunDir) -> None:
+    write_attempt(run, 3, 10, [20], None)
+    assert [attempt.redone for attempt in build(run).attempts] == [20, 20, 0]  # 10 to 30, 20 to 40
+    write_attempt(run, 4, 0, [10], None)
+    assert [attempt.redone for attempt in build(run).attempts] == [30, 20, 10, 0]
+
+
 def test_traffic_of_a_step_stands_beside_the_planned(run: RunDir) -> None:
     report = build(run)
     gather, agree = report.traffic

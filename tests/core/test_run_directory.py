@@ -65,6 +65,14 @@ def test_run_is_found_by_path_id_and_unique_prefix(run: RunDir) -> None:
         RunDir.open(run.path.parent)
 
 
+def test_a_run_whose_attempts_were_deleted_has_none(run: RunDir) -> None:
+    (run.path / "attempts").rmdir()
+    assert run.attempts() == [] and run.last_attempt() is None
+    (run.path / "attempts").touch()
+    with pytest.raises(InputError, match="attempts: Not a directory"):
+        run.attempts()
+
+
 def test_newer_format_is_refused_by_name_and_missing_format_is_read(run: RunDir) -> None:
     path = run.path / "x.json"
     path.write_text('{"format": 2, "a": 1}')
