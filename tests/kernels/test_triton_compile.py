@@ -27,7 +27,7 @@ Variant = tuple[str, torch.dtype, int, dict[str, Any]]
 def variants() -> list[Variant]:
     """(op, dtype, head dimension, options)."""
     found: list[Variant] = []
-    for dtype, dims in ((BF16, (64, 96, 128)), (FP16, (128,)), (FP32, (64, 128))):
+    for dtype, dims in ((BF16, (64, 96, 128)), (FP16, (128,)), (FP32, (128,))):
         for dim in dims:
             found += [("flash", dtype, dim, {}), ("gdpa", dtype, dim, {"activation": "fast_gelu"})]
             found += [("block", dtype, dim, {"rotary": rotary}) for rotary in (False, True)]
