@@ -36,6 +36,8 @@ def run(args: argparse.Namespace) -> "Evaluation":
         _check_out(Path(args.out))
     chosen = find(args.run, args.root)
     checkpoint, notes = choose(chosen, args.checkpoint)
+    if not (config := chosen.attempt(checkpoint.attempt).config).exists():
+        raise InputError(f"{config}: is missing; it says which model {checkpoint.path.name} is of")
     data = args.data or _eval_data(chosen, checkpoint)
     result = _score(chosen, checkpoint, data, args.out)
     return Evaluation(chosen.run_id, checkpoint.path.name, checkpoint.step, data, out=args.out, notes=notes, **result)

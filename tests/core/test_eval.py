@@ -204,6 +204,11 @@ def test_wrong_input_is_named_by_the_command(
         with pytest.raises(InputError, match="cannot be written"):
             command.run(parsed(str(run.path), "--out", out))
     assert not list(tmp_path.iterdir())
+    config = run.attempt(1).config
+    config.rename(config.with_name("moved"))
+    with pytest.raises(InputError, match=r"config\.yaml: is missing; it says which model step_6"):
+        command.run(parsed(str(run.path)))
+    config.with_name("moved").rename(config)
 
 
 def test_a_failure_while_scoring_leaves_no_file(tmp_path: Path) -> None:
