@@ -183,7 +183,7 @@ def _experts(
             Violation(Rule.EP_EXPERTS, f"topology.ep is {size}, but the model has no experts: set it to 1")
         )
     elif count and count % size:
-        message = f"topology.ep is {size}, which does not divide the model's {count} experts"
+        message = f"topology.ep is {size}, which does not divide the model's {count} experts (those of all blocks: gcd)"
         violations.append(Violation(Rule.EP_EXPERTS, f"{message}: allowed are {_divisors(count)}"))
     return size, violations
 

@@ -147,7 +147,7 @@ def test_world_of_six_has_no_groups_of_four() -> None:
 
 def test_three_experts_do_not_spread_over_two() -> None:
     assert problems(experts=3, ep=2) == [
-        "topology.ep is 2, which does not divide the model's 3 experts: allowed are 1, 3"
+        "topology.ep is 2, which does not divide the model's 3 experts (those of all blocks: gcd): allowed are 1, 3"
     ]
     assert problems(ep=2) == ["topology.ep is 2, but the model has no experts: set it to 1"]
 
