@@ -66,10 +66,12 @@ class Parser(argparse.ArgumentParser):
         nested = [action for action in self._actions if isinstance(action, argparse._SubParsersAction)]
         return [leaf for action in nested for parser in action.choices.values() for leaf in parser.leaves()] or [self]
 
-    def options(self) -> list[str]:
-        """Every option of this parser and of its subcommands."""
-        parsers = [self, *self.leaves()]
-        return sorted({text for parser in parsers for action in parser._actions for text in action.option_strings})
+    def options(self, words: list[str]) -> list[str]:
+        """Every option that the command line `words` may have: of this parser and of the subcommand that it names."""
+        named = [leaf for leaf in self.leaves() if leaf.prog.split()[-1] in words]
+        return sorted(
+            {text for parser in [self, *named] for action in parser._actions for text in action.option_strings}
+        )
 
 
 def usage() -> str:
@@ -146,7 +148,6 @@ def _parse(parser: Parser, words: list[str]) -> argparse.Namespace:
     if unknown:
         from gemctl.config.nearest import did_you_mean
 
-        raise InputError(
-            [f"{word}: unknown argument{did_you_mean(word.split('=')[0], parser.options())}" for word in unknown]
-        )
+        known = parser.options(words)
+        raise InputError([f"{word}: unknown argument{did_you_mean(word.split('=')[0], known)}" for word in unknown])
     return args

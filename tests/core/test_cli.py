@@ -82,6 +82,8 @@ def test_no_torch_free_module_reaches_torch_on_the_way_to_a_dry_run() -> None:
         (["config", "exprot"], "error: gemctl config: 'exprot': unknown ACTION; did you mean export?\n"),
         (["config"], "error: gemctl config: the following arguments are required: ACTION"),
         (["config", "export", "--ouut", "x"], "error: --ouut: unknown argument; did you mean --out?\n"),
+        (["bench", "model", "--run=x"], "error: --run=x: unknown argument\n"),
+        (["bench", "layers", "--rnu=x"], "error: --rnu=x: unknown argument; did you mean --run?\n"),
         (["train", "a.yaml", "b.yaml"], "error: a.yaml b.yaml: more than one file"),
         (
             ["eval", "x", "--checkpoint", "abc"],
