@@ -229,7 +229,7 @@ def _delta(first: float | None, second: float | None, shown: Callable[[float | N
         return DASH
     difference = second - first
     if shown is percent:
-        return f"{100 * difference:+.1f} points"
+        return f"{100 * difference:+.1f} points".replace("-", "−")
     return ("+" if difference >= 0 else "−") + shown(abs(difference))
 
 

@@ -3,6 +3,7 @@
 gemctl report RUN --diff RUN
 """
 
+import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -37,7 +38,7 @@ def compare(first: RunDir, second: RunDir) -> Diff:
 
 
 def _settings(run: RunDir) -> dict[str, str]:
-    """The last attempt's configuration with dotted keys."""
+    """The last attempt's configuration with dotted keys; entries of a list of mappings are numbered from 0."""
     from gemctl.config.compose import from_yaml
 
     attempt = run.last_attempt()
@@ -50,8 +51,11 @@ def _settings(run: RunDir) -> dict[str, str]:
         if isinstance(value, dict):
             for key, item in value.items():
                 walk(item, f"{path}.{key}" if path else str(key))
+        elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
+            for index, item in enumerate(value):
+                walk(item, f"{path}.{index}")
         else:
-            flat[path] = str(value)
+            flat[path] = value if isinstance(value, str) else json.dumps(value)
 
     walk(asdict(from_yaml(attempt.config.read_text(), str(attempt.config))), "")
     return flat

@@ -228,7 +228,7 @@ def test_two_runs_side_by_side(run: RunDir, tmp_path: Path) -> None:
     diff = compare(run, other)
     assert [(s.key, s.first, s.second) for s in diff.settings] == [("data.histories", "keep", "empty")]
     shown = text(diff)
-    assert re.search(r"click gap closed +70.0% +50.0% +-20.0 points", shown)
+    assert re.search(r"click gap closed +70.0% +50.0% +−20.0 points", shown)
     assert re.search(r"click NE +0.8600 +0.9000 +\+0.0400", shown)
 
 
