@@ -28,6 +28,7 @@ from gemctl.kernels import dispatch
 from gemctl.run.files import create_json
 
 OURS = "gemctl"
+SETTINGS = "batch", "heads", "head_dim", "dtype", "repeats", "small"
 MATMUL = 8192
 COPY = 1 << 30  # elements of two bytes
 DIRECTIONS = ("forward", "backward")
@@ -60,7 +61,7 @@ def measure(args: argparse.Namespace, contenders: dict[str, Peer]) -> KernelBenc
         versions=_versions(),
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         command=sys.argv[1:],
-        settings={name: str(getattr(args, name)) for name in ("batch", "heads", "head_dim", "dtype", "repeats")},
+        settings={name: str(getattr(args, name)) for name in SETTINGS},
         matmul=[], copy=[], host={}, schedule=0.0, timings=[],
     )  # fmt: skip
     sizes = args.batch, args.heads, args.head_dim, dtype, device

@@ -20,24 +20,26 @@ def sections(value: KernelBench) -> list[Section]:
     """One table for each op, then what it was measured on."""
     columns = ["case", "contender", "forward", "range", "of best", "backward", "range", "of best"]
     found = []
+    prefix, flops = ("T", 1e12) if value.device != "CPU" else ("G", 1e9)
+    matmul = "matmul" if value.settings["small"] == "True" else "8192³ matmul"
     for op in dict.fromkeys(timing.op for timing in value.timings):
         of_op = [timing for timing in value.timings if timing.op == op and timing.why_not != NOT_DONE]
-        rows = [_row(forward, backward) for forward, backward in zip(of_op[::2], of_op[1::2], strict=True)]
-        unit = "GB/s, every tensor once; of the copy" if of_op[0].unit == "B/s" else "TFLOP/s; of the 8192³ matmul"
+        rows = [_row(forward, backward, flops) for forward, backward in zip(of_op[::2], of_op[1::2], strict=True)]
+        unit = "GB/s, every tensor once; of the copy" if of_op[0].unit == "B/s" else f"{prefix}FLOP/s; of the {matmul}"
         found.append(Section(f"{op}: {unit}", columns, rows))
     return [*found, _facts(value)]
 
 
-def _row(forward: Timing, backward: Timing) -> list[str]:
+def _row(forward: Timing, backward: Timing, flops: float) -> list[str]:
     if forward.why_not is not None:
         return [forward.case, forward.contender, forward.why_not[:60], *[DASH] * 5]
-    return [forward.case, forward.contender, *_figures(forward), *_figures(backward)]
+    return [forward.case, forward.contender, *_figures(forward, flops), *_figures(backward, flops)]
 
 
-def _figures(timing: Timing) -> list[str]:
+def _figures(timing: Timing, flops: float) -> list[str]:
     if timing.rate is None or timing.median is None:
         return [DASH] * 3
-    factor = 1e9 if timing.unit == "B/s" else 1e12
+    factor = 1e9 if timing.unit == "B/s" else flops
     rates = [timing.rate * timing.median / seconds / factor for seconds in timing.seconds]
     return [f"{timing.rate / factor:.0f}", f"{min(rates):.0f}–{max(rates):.0f}", percent(timing.share)]
 

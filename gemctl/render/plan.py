@@ -11,6 +11,7 @@ from rich.text import Text
 
 from gemctl.plan.build import Plan
 from gemctl.plan.fit import USABLE
+from gemctl.plan.memory import HOST
 from gemctl.plan.traffic import Traffic
 from gemctl.render import mesh
 from gemctl.render.tables import titled
@@ -68,7 +69,10 @@ def _objects(value: Plan) -> Table:
         mark = "≈ " if item.estimate else ""
         sizes = [binary(found.bytes[item.name]) for found in classes]
         table.add_row(item.name, *sizes, Text(mark + item.formula, style="dim"))
-    table.add_row("total", *(binary(found.total) for found in classes), "≈ is an estimate", style="bold")
+    note = "≈ is an estimate"
+    if len(value.fit.needs) > 1:  # a pool of GPUs beside the hosts
+        note += f"; in host memory: {', '.join(item.name for item in value.objects if item.place == HOST)}"
+    table.add_row("total", *(binary(found.total) for found in classes), note, style="bold")
     if value.classes.count > CLASSES:
         table.caption = f"… and {plural(value.classes.count - CLASSES, 'rank class', 'rank classes')} more, all lighter"
     return table
