@@ -136,7 +136,9 @@ def resolve(reference: str, root: str) -> Path:
     for checkpoint in valid:
         if not step or checkpoint.step == int(step):
             return checkpoint.path
-    steps = ", ".join(str(checkpoint.step) for checkpoint in valid) or "none"
+    if not valid:
+        raise InputError(f"{reference}: the run has no checkpoint")
+    steps = ", ".join(str(checkpoint.step) for checkpoint in valid)
     raise InputError(f"{reference}: no such checkpoint; the run has those of step {steps}")
 
 
