@@ -7,6 +7,7 @@ Four presets × three seeds, a training and an evaluation each: on 2 cores minut
 """
 
 import statistics
+import subprocess
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -64,10 +65,13 @@ def _spread(qualities: list[dict[str, Any]]) -> list[str]:
 
 
 def main(words: list[str]) -> int:
-    """Shows the tables."""
+    """Shows the tables; returns the exit code of a command that failed."""
     from rich.console import Console
 
-    Console(width=120).print(rich(sections(compare(words))))
+    try:
+        Console(width=120).print(rich(sections(compare(words))))
+    except subprocess.CalledProcessError as failed:  # the command has said why
+        return int(failed.returncode)
     return 0
 
 

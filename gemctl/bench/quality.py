@@ -83,10 +83,13 @@ def gemctl(*words: str) -> dict[str, Any]:
 
 
 def main(overrides: list[str]) -> int:
-    """Shows the ladder."""
+    """Shows the ladder; returns the exit code of a command that failed."""
     from rich.console import Console
 
-    Console(width=120).print(rich(sections(climb(overrides))))
+    try:
+        Console(width=120).print(rich(sections(climb(overrides))))
+    except subprocess.CalledProcessError as failed:  # the command has said why
+        return int(failed.returncode)
     return 0
 
 

@@ -56,3 +56,4 @@ def test_a_failed_command_ends_the_ladder(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("gemctl.bench.quality.subprocess.run", fail)
     with pytest.raises(subprocess.CalledProcessError):
         quality.climb([])
+    assert quality.main([]) == 1
