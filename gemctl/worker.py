@@ -31,7 +31,7 @@ from gemctl.parallel.assemble import assemble
 from gemctl.plan.state import saved_state
 from gemctl.run.attempt import Attempt, Base, Heartbeat, claim, watch_beat
 from gemctl.run.directory import RunDir
-from gemctl.run.files import create_json
+from gemctl.run.files import create_json, read_json
 from gemctl.run.inject import maybe_inject
 from gemctl.run.laid import lay_attempt, read_mesh
 from gemctl.run.manifest import RunFacts, count_kinds, newest_verified
@@ -193,13 +193,17 @@ def _hash(path: Path) -> str:
 
 def by_hand(run_path: str) -> str:
     """One rank of an attempt that no agent started: rank 0 takes the run with a new attempt, which goes on with the
-    last one's configuration from the newest verified checkpoint. Raises InputError on a run that beats.
+    last one's configuration from the newest verified checkpoint. Raises InputError on a run that beats, and on every
+    rank of a world of another size.
     """
     run = RunDir.open(run_path)
     last, source = run.last_attempt(), run.configured()
     if last is None or source is None:
         raise InputError(f"{run_path}: no attempt has left a configuration here; start the run with gemctl train")
     config = from_yaml(source.config.read_text(), str(source.config))
+    planned = read_json(source.plan)["topology"]["world_size"]
+    if planned != env.world_size():
+        raise InputError(f"{run_path}: its plan has {planned} ranks, {env.world_size()} were started")
     init_world(config.cluster.device)
     told: list[Any] = [_take_over(run, last, source, config)] if env.rank() == 0 else [None]
     dist.broadcast_object_list(told)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gemctl.config.compose import compose, to_yaml
+from gemctl.errors import InputError
 from gemctl.mesh.groups import HostReport, MisplacedError
 from gemctl.mesh.topology import Topology
 from gemctl.run.attempt import Attempt, claim
@@ -55,6 +56,22 @@ def test_worker_fails_where_the_mesh_has_it_elsewhere(tmp_path: Path) -> None:
     ]
     failed = read_log(attempt.rank_log(0))[-1]
     assert (failed["event"], failed["stage"], failed["type"]) == ("fail", "start", "MisplacedError")
+
+
+def start_by_hand(run: str) -> str:
+    """What a rank says that is started by hand."""
+    from gemctl.worker import by_hand
+
+    with pytest.raises(InputError) as caught:
+        by_hand(run)
+    return str(caught.value)
+
+
+def test_too_few_ranks_started_by_hand_all_say_so_and_take_nothing_over(tmp_path: Path) -> None:
+    run = RunDir(attempt_of_two(tmp_path).path.parent.parent)
+    told = run_world(1, start_by_hand, str(run.path), gloo=False)[0]
+    assert told == f"{run.path}: its plan has 2 ranks, 1 were started"
+    assert len(run.attempts()) == 1
 
 
 def lay_by_hand(path: str, names: list[str], addresses: list[str]) -> list[str]:
