@@ -56,10 +56,10 @@ class Part(NamedTuple):
     real: Tensor | None
     pads: Tensor | None
 
-    def gather(self, rows: Tensor, zero_pads: bool = False) -> Tensor:
-        """The group's rows of [N, …]: [places, …]."""
+    def gather(self, rows: Tensor, fill: float | None = None) -> Tensor:
+        """The group's rows of [N, …]: [places, …], with `fill` in the padded ones unless it is None."""
         gathered = rows.index_select(0, self.source)
-        return gathered.index_fill_(0, self.pads, 0) if zero_pads and self.pads is not None else gathered
+        return gathered if fill is None or self.pads is None else gathered.index_fill_(0, self.pads, fill)
 
     def scatter(self, rows: Tensor, values: Tensor) -> None:
         """Writes [places, …] to the group's rows of [N, …], the padded ones nowhere."""

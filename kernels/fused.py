@@ -14,9 +14,9 @@ fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 fused_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
-def gather(x: Tensor, part: Part, heads: int, dtype: torch.dtype, zero_pads: bool = False) -> Tensor:
-    """A group's rows of x [N, H or Hkv, …] as dense [batch, H, length, …] in the compute dtype."""
-    rows = expand_heads(part.gather(x, zero_pads), heads)
+def gather(x: Tensor, part: Part, heads: int, dtype: torch.dtype, fill: float | None = None) -> Tensor:
+    """A group's rows of x [N, H or Hkv, …] as dense [batch, H, length, …] in the compute dtype; pads hold `fill`."""
+    rows = expand_heads(part.gather(x, fill), heads)
     if rows.dtype != dtype:
         rows = rows.to(dtype)
     return rows.view(part.batch, part.length, *rows.shape[1:]).transpose(1, 2)

@@ -56,9 +56,14 @@ def _shape_problems(named: dict[str, Tensor]) -> list[str]:
     names, problems = ", ".join(named), []
     if k.shape != v.shape:
         problems.append(f"k {list(k.shape)} and v {list(v.shape)} must have one shape")
+    problems += [
+        f"{name} needs at least one head and a head_dim of at least 1, not {list(x.shape)}"
+        for name, x in named.items()
+        if 0 in x.shape[1:]
+    ]
     if q.shape[2] != k.shape[2]:
         problems.append(f"head_dim of {query} ({q.shape[2]}) and k ({k.shape[2]}) differ")
-    if k.shape[1] == 0 or q.shape[1] % max(1, k.shape[1]):
+    if q.shape[1] % max(1, k.shape[1]):
         problems.append(f"heads of k and v ({k.shape[1]}) must divide heads of {query} ({q.shape[1]})")
     if not q.is_floating_point() or len({x.dtype for x in named.values()}) > 1:
         problems.append(f"{names} must have one floating dtype, not {', '.join(str(x.dtype) for x in named.values())}")

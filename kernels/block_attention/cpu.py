@@ -71,8 +71,9 @@ def _angles(offsets: Tensor, q: Tensor, cos: Tensor | None, sin: Tensor | None) 
     if cos is None or sin is None:
         return None
     longest = int(offsets.diff().max()) if offsets.shape[0] > 1 else 0
-    if cos.shape[0] < longest:
-        raise ValueError(f"block_attention: cos and sin {list(cos.shape)} are short of the longest sequence {longest}")
+    if min(cos.shape[0], sin.shape[0]) < longest:
+        shapes = f"cos {list(cos.shape)} and sin {list(sin.shape)}"
+        raise ValueError(f"block_attention: {shapes} are short of the longest sequence {longest}")
     position, dtype = positions(offsets, q.shape[0]), compute_dtype(q.dtype)
     return cos.to(dtype)[position], sin.to(dtype)[position]
 

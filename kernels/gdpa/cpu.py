@@ -53,7 +53,7 @@ def forward(
     output = rows_q.new_empty(rows_q.shape)
     for group, q_part, k_part in zip(plan.groups, plan.q.parts(heads), plan.k.parts(heads), strict=True):
         dense_q = _dense(rows_q, q_part, dtype, pre_scale)
-        dense_k, dense_v = _dense(rows_k, k_part, dtype), _dense(rows_v, k_part, dtype, zero_pads=True)
+        dense_k, dense_v = _dense(rows_k, k_part, dtype), _dense(rows_v, k_part, dtype, fill=0)
         dense_output = torch.zeros_like(dense_q)
         for piece in _pieces(group, heads, causal, window):
             scores = torch.bmm(_rows(dense_q, piece), _keys(dense_k, piece).mT)
@@ -86,8 +86,8 @@ def backward(
     grad_q, grad_k, grad_v = (x.new_empty(x.shape, dtype=dtype) for x in (rows_q, rows_k, rows_v))
     for group, q_part, k_part in zip(plan.groups, plan.q.parts(heads), plan.k.parts(heads), strict=True):
         dense_q = _dense(rows_q, q_part, dtype, pre_scale)
-        dense_k, dense_v = _dense(rows_k, k_part, dtype), _dense(rows_v, k_part, dtype, zero_pads=True)
-        dense_grad = _dense(rows_grad, q_part, dtype, post_scale, zero_pads=True)
+        dense_k, dense_v = _dense(rows_k, k_part, dtype), _dense(rows_v, k_part, dtype, fill=0)
+        dense_grad = _dense(rows_grad, q_part, dtype, post_scale, fill=0)
         grads = torch.zeros_like(dense_q), torch.zeros_like(dense_k), torch.zeros_like(dense_v)
         for piece in _pieces(group, heads, causal, window):
             _piece_backward(piece, activation, dense_q, dense_grad, dense_k, dense_v, *grads)
@@ -96,7 +96,7 @@ def backward(
         k_part.scatter(grad_v, grads[2].flatten(0, 1))
     grad_queries = grad_q.view(queries.shape)
     if q_offsets is None:
-        grad_queries = grad_queries.view(-1, *q.shape).sum(0)
+        grad_queries = grad_queries.view(k_offsets.shape[0] - 1, *q.shape).sum(0)
     grad_keys, grad_values = (reduce_heads(x.view(-1, heads, k.shape[2]), k.shape[1]) for x in (grad_k, grad_v))
     return grad_queries.to(q.dtype), grad_keys.to(q.dtype), grad_values.to(q.dtype)
 
@@ -137,9 +137,11 @@ def _prepare(
     return q, buckets.plan(q_offsets, k_offsets, buckets.JOIN_SCORES // q.shape[1], positional)
 
 
-def _dense(rows: Tensor, part: buckets.Part, dtype: torch.dtype, scale: float = 1.0, zero_pads: bool = False) -> Tensor:
+def _dense(
+    rows: Tensor, part: buckets.Part, dtype: torch.dtype, scale: float = 1.0, fill: float | None = None
+) -> Tensor:
     """A group's rows of [N·H, D], scaled, as [matrices, length, D] in the compute dtype."""
-    gathered = part.gather(rows, zero_pads)
+    gathered = part.gather(rows, fill)
     return _scaled(gathered.to(dtype), scale).view(part.batch, part.length, gathered.shape[1])
 
 

@@ -79,7 +79,7 @@ def backward(
     of_keys = key_heads, heads // key_heads, pre_scale, both, post_scale, behind, ahead
     launch(grad_kv_kernel, order.shape[0] * key_heads, tile, *args, *of_keys, **sizes, BN=tile.own, BM=tile.other)
     if q_offsets is None:
-        grad_q = grad_q.view(-1, *q.shape).sum(0).to(q.dtype)
+        grad_q = grad_q.view(batch, *q.shape).sum(0).to(q.dtype)
     return grad_q, grad_k, grad_v
 
 

@@ -93,10 +93,13 @@ def backward(
     grad_q, grad_k, grad_v = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
     for group, q_part, k_part in zip(plan.groups, plan.q.parts(), plan.k.parts(), strict=True):
         inputs = [gather(x, part, options.heads, options.dtype) for x, part in ((q, q_part), (k, k_part), (v, k_part))]
-        saved = [gather(x, q_part, options.heads, options.dtype) for x in (output, lse)]
-        # With a zero gradient a padded query adds nothing to any gradient, whatever its other rows hold.
-        grad = gather(grad_output, q_part, options.heads, options.dtype, zero_pads=True)
-        grads = _group_backward(group, options, (inputs[0], inputs[1], inputs[2]), (grad, saved[0], saved[1]))
+        # A padded query adds nothing to any gradient: its own is zero, and so is exp(score − inf), its weight. With the
+        # LSE of another row, which may see fewer keys or none, the weight could be infinite.
+        saved = tuple(
+            gather(x, q_part, options.heads, options.dtype, fill)
+            for x, fill in ((grad_output, 0), (output, None), (lse, torch.inf))
+        )
+        grads = _group_backward(group, options, (inputs[0], inputs[1], inputs[2]), (saved[0], saved[1], saved[2]))
         for x, part, group_grad in zip((grad_q, grad_k, grad_v), (q_part, k_part, k_part), grads, strict=True):
             scatter(x, part, group_grad)
     if bias is None or options.bias_grad is None:
@@ -168,9 +171,9 @@ def _calls(group: buckets.Group, options: _Options) -> list[_Call]:
     len_q, len_k, causal, window = group.len_q, group.len_k, options.causal, options.window
     if len_q == 0 or len_k == 0:
         return []
-    if causal and window is None and options.bias is None and len_q >= len_k:
+    if causal and window is None and options.bias is None and len_q >= len_k and options.scale > 0:
         # The kernel's own causal rule (top left) is ours for squares, and it skips the hidden blocks itself. No real
-        # query sees a padded key: those come later than all of its own.
+        # query sees a padded key: those come later than all of its own. (It scales its −inf of hidden keys, too.)
         return [_Call(len_q - len_k, len_q, 0, len_k, True, None)]
     matrices = group.batch * options.heads
     max_rows = None if options.bias_grad is None else max(1, BIAS_SCORES // (matrices * len_k))

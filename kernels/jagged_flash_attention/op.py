@@ -59,9 +59,15 @@ def jagged_flash_attention(
 
 
 def _bias_problems(q: Tensor, bias: Tensor | None) -> list[str]:
-    if bias is None or (bias.dim() == 3 and bias.shape[0] == q.shape[1] and bias.device == q.device):
+    if bias is None or q.dim() != 3:
         return []
-    return [f"bias must be [{q.shape[1]} heads, queries, keys] on {q.device}, not {list(bias.shape)} on {bias.device}"]
+    problems = []
+    if bias.dim() != 3 or bias.shape[0] != q.shape[1] or bias.device != q.device:
+        want = f"[{q.shape[1]} heads, queries, keys] on {q.device}"
+        problems.append(f"bias must be {want}, not {list(bias.shape)} on {bias.device}")
+    if not bias.is_floating_point():
+        problems.append(f"bias must be floating, as it is added to the scores, not {bias.dtype}")
+    return problems
 
 
 @torch.library.custom_op("gemctl::jagged_flash_attention", mutates_args=())

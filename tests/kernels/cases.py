@@ -22,6 +22,7 @@ LENGTHS = {
     "alike": ([9, 8, 8, 7, 10, 9, 12, 11, 9, 2, 3, 2], None),
     "cross": ([3, 2, 0, 100, 5, 0, 1, 7], [8, 0, 4, 30, 50, 0, 1, 130]),
     "aligned": ([3, 4, 5, 6, 2, 20], [5, 6, 7, 8, 4, 22]),
+    "longer queries": ([5, 6, 9, 8, 10, 7], [3, 4, 7, 6, 8, 5]),
     "small": ([2, 0, 3, 1], [3, 1, 2, 0]),
     "empty": ([0, 0], [0, 0]),
     "no query": ([0], [3]),
@@ -137,6 +138,7 @@ def all_cases() -> list[Case]:
         cases += [block("self", 4, key_heads, rotary=True), pooled("cross", 4, key_heads)]
         cases += [generalised("cross", 4, key_heads, 2, activation="relu_square", window=9)]
     cases += [flash("self", scale=0.1, bias=True, key_heads=1)]
+    cases += [flash("alike", scale=scale, causal=True) for scale in (0.0, -0.5)]
     return cases
 
 

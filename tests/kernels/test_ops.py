@@ -108,6 +108,14 @@ def test_compiles_in_one_graph() -> None:
         assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(*grads, strict=True))
 
 
+def test_no_shared_query_has_gradients_of_zero() -> None:
+    q, k = tensors((0, 2, 4), (5, 2, 4))
+    output = gdpa(q, k, k, None, OFFSETS, 0, 3, activation="relu", broadcast_q=True)
+    grads = torch.autograd.grad(output.sum(), (q, k))
+    assert grads[0].shape == (0, 2, 4)
+    assert torch.equal(grads[1], torch.zeros(5, 2, 4))
+
+
 def test_bias_and_key_gradients_only_where_asked() -> None:
     q, k, v, bias = tensors((5, 2, 4), (5, 2, 4), (5, 2, 4), (2, 3, 3))
     output = jagged_flash_attention(q, k.detach(), v.detach(), OFFSETS, OFFSETS, 3, 3, bias=bias.detach())
@@ -121,6 +129,7 @@ Q, K, BIAS = torch.zeros(5, 2, 4), torch.zeros(5, 2, 4), torch.zeros(2, 2, 3)
 REFUSED: list[tuple[Callable[[], Tensor], str]] = [
     (lambda: jagged_flash_attention(Q[0], K, K, OFFSETS, OFFSETS, 3, 3), r"q must be \[tokens, heads, head_dim\]"),
     (lambda: jagged_flash_attention(Q, K[:, :, :3], K, OFFSETS, OFFSETS, 3, 3), "must have one shape; head_dim of q"),
+    (lambda: pooled_attention(Q[:, :0], K, K, OFFSETS, 3), r"seeds needs at least one head .* not \[5, 0, 4\]"),
     (lambda: gdpa(Q[:, :1], K, K, OFFSETS, OFFSETS, 3, 3, activation="silu"), r"heads of k and v \(2\) must divide"),
     (lambda: pooled_attention(Q.double(), K, K, OFFSETS, 3), "seeds, k, v must have one floating dtype"),
     (lambda: pooled_attention(Q, K, K, OFFSETS.int(), 3), r"k_offsets must be int64 \[B\+1\]"),
@@ -129,10 +138,17 @@ REFUSED: list[tuple[Callable[[], Tensor], str]] = [
     (lambda: gdpa(Q, K, K, None, OFFSETS, 3, 3, activation="silu"), "q_offsets must be None with broadcast_q"),
     (lambda: gdpa(Q, K, K, OFFSETS, OFFSETS, 3, 3, activation="silu", window=-1), "window must be ≥ 0"),
     (lambda: jagged_flash_attention(Q, K, K, OFFSETS, OFFSETS, 3, 3, bias=Q[0]), "bias must be"),
+    (lambda: jagged_flash_attention(Q[0, 0], K, K, OFFSETS, OFFSETS, 3, 3, bias=BIAS), r"q must be .* not \[4\]"),
+    (lambda: jagged_flash_attention(Q, K, K, OFFSETS, OFFSETS, 3, 3, bias=BIAS > 0), "bias must be floating"),
     (lambda: jagged_flash_attention(Q, K, K, OFFSETS, OFFSETS, 3, 3, bias=BIAS), "short of the longest"),
     (lambda: block_attention(Q, K, K, OFFSETS, 3, block_size=0), "block_size must be ≥ 1"),
     (lambda: block_attention(Q, K, K, OFFSETS, 3, cos=torch.ones(3, 2)), "cos and sin come together"),
     (lambda: block_attention(Q, K, K, OFFSETS, 3, cos=torch.ones(2, 2), sin=torch.ones(2, 2)), "short of the longest"),
+    (
+        lambda: block_attention(Q, K, K, OFFSETS, 3, cos=torch.ones(3, 2), sin=torch.ones(2, 2)),
+        r"sin \[2, 2\] are short",
+    ),
+    (lambda: block_attention(Q[0, 0, 0], K, K, OFFSETS, 3), r"q must be .* not \[\]"),
     (lambda: block_attention(Q, K, K, OFFSETS, 3, cos=torch.ones(3, 1), sin=torch.ones(3, 2)), "cos must be"),
     (lambda: block_attention(Q, K[:4], K[:4], OFFSETS, 3), "q has 5 tokens, k 4"),
     (lambda: block_attention(Q, K, K, OFFSETS + 1, 3), "offsets must rise from 0 to the 5 tokens"),
