@@ -139,7 +139,7 @@ def _made_with(path: Path, config: SyntheticConfig) -> Iterator[str]:
         yield f"{path}: exists and is no synthetic log: set data.synthetic=null to train on it, or another path"
     elif found != wanted:
         differences = ", ".join(f"{k} {found.get(k)}, not {v}" for k, v in wanted.items() if found.get(k) != v)
-        yield f"{path}: was written with {differences}: delete it, or set data.train, data.eval and data.spec anew"
+        yield f"{path}: was written with {differences}: delete it, or set data.synthetic=null to train on it"
 
 
 def _settings(config: SyntheticConfig) -> dict[str, int]:

@@ -77,6 +77,9 @@ def _read(source: str) -> str:
     try:
         with fsspec.open(path, "rt", encoding="utf-8") as file:
             return str(file.read())
+    except FileNotFoundError as error:
+        made = "`gemctl data import` and `gemctl data spec` write one"
+        raise InputError(f"{source}: the feature spec can't be read: no such file; {made}") from error
     except (OSError, ValueError, ImportError) as error:
         raise InputError(f"{source}: the feature spec can't be read: {error}") from error
 

@@ -164,8 +164,8 @@ def test_other_settings_are_refused_by_name(written: DataConfig) -> None:
     with pytest.raises(InputError) as error:
         synthetic.ensure(other)
     assert error.value.problems == [
-        f"{path}: was written with rows 2500, not 10, seed 3, not 4: delete it, or set data.train, data.eval and "
-        "data.spec anew"
+        f"{path}: was written with rows 2500, not 10, seed 3, not 4: delete it, or set data.synthetic=null to "
+        "train on it"
         for path in (written.train, written.eval)
     ]
 
