@@ -129,7 +129,7 @@ def _prepare(
         raise ValueError(f"jagged_flash_attention: bias {list(bias.shape)} is short of the longest sequence, {longest}")
     bias = bias.to(dtype)
     return plan, _Options(
-        scale, causal, window, dtype, q.shape[1], bias, torch.zeros_like(bias) if needs_bias_grad else None
+        scale, causal, window, dtype, q.shape[1], bias, bias.new_zeros(bias.shape) if needs_bias_grad else None
     )
 
 

@@ -40,9 +40,9 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of seeds, k, v."""
     heads, dtype = seeds.shape[1], compute_dtype(seeds.dtype)
-    grad_seeds = torch.zeros_like(seeds, dtype=dtype)
+    grad_seeds = seeds.new_zeros(seeds.shape, dtype=dtype)
     # Every key is in a group with keys, so all of it is written, unless there is no seed.
-    grad_k, grad_v = (x.new_empty(x.shape) if len(seeds) else torch.zeros_like(x) for x in (k, v))
+    grad_k, grad_v = (x.new_empty(x.shape) if len(seeds) else x.new_zeros(x.shape) for x in (k, v))
     for mask, rows, q, k_part in _groups(seeds, k, k_offsets):
         dense = gather(k, k_part, heads, dtype), gather(v, k_part, heads, dtype)
         saved = (rows.gather(x).to(dtype).transpose(1, 2) for x in (grad_output, output, lse))

@@ -64,7 +64,7 @@ def backward(
     """Gradients of seeds, k, v."""
     (count, heads, dim), key_heads = seeds.shape, k.shape[1]
     if count == 0:
-        return torch.zeros_like(seeds), torch.zeros_like(k), torch.zeros_like(v)
+        return seeds.new_zeros(seeds.shape), k.new_zeros(k.shape), v.new_zeros(v.shape)
     if count * heads // key_heads > MAX_SEEDS:
         saved = grad_output.flatten(0, 1), output.flatten(0, 1), lse.flatten(0, 1)
         offsets = every(count, k_offsets), k_offsets

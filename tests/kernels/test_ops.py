@@ -53,11 +53,19 @@ def op_calls() -> list[tuple[Any, tuple[Any, ...]]]:
     ]
 
 
+def permuted(x: Tensor) -> Tensor:
+    """The same values, the last two dimensions swapped in memory."""
+    return x.mT.contiguous().mT if x.dim() > 1 else x
+
+
 def test_schema_and_fake_kernels() -> None:
+    """Shapes, dtypes and strides, also for inputs with strides of their own."""
     for op, args in op_calls():
         backward = op.__name__.endswith("backward")
         plain = tuple(x.detach() if backward and isinstance(x, Tensor) else x for x in args)
-        torch.library.opcheck(op.default, plain, test_utils=("test_schema", "test_faketensor"))
+        strided = tuple(permuted(x.detach()) if isinstance(x, Tensor) else x for x in args)
+        for inputs in (plain, strided):
+            torch.library.opcheck(op.default, inputs, test_utils=("test_schema", "test_faketensor"))
         if not backward:
             torch.library.opcheck(op.default, plain, test_utils="test_autograd_registration")
 
