@@ -130,8 +130,9 @@ def _forward_block(  # type: ignore[no-untyped-def]
         if MASKED:
             scores = tl.where(seen, scores, float("-inf"))
         new_peak = tl.maximum(peak, tl.max(scores, 1) * factor)
-        # A row that has seen nothing yet keeps the peak −inf, from which nothing may be subtracted.
-        safe = tl.where(new_peak == float("-inf"), 0.0, new_peak) if MASKED else new_peak
+        # A row that has seen nothing yet, or only biases of −inf, keeps the peak −inf, from which nothing may be
+        # subtracted.
+        safe = tl.where(new_peak == float("-inf"), 0.0, new_peak) if MASKED or BIASED else new_peak
         weights = tl.exp2(scores * factor - safe[:, None])
         rescale = tl.exp2(peak - safe)
         total = total * rescale + tl.sum(weights, 1)

@@ -158,8 +158,8 @@ def _grad_bias(
 
 
 def _check_scale(scale: float) -> None:
-    if scale < 0:
-        raise ValueError(f"jagged_flash_attention: scale must be ≥ 0 on a GPU, not {scale}")
+    if not scale > 0:  # the kernels scale the −inf of hidden keys and the peak of a row
+        raise ValueError(f"jagged_flash_attention: scale must be > 0 on a GPU, not {scale}")
 
 
 def _bias(q: Tensor, bias: Tensor | None) -> tuple[Any, ...]:

@@ -6,8 +6,10 @@ matrices wrongly, so float32 and float16 stand in; a program takes some millisec
 
 import os
 import sys
+from functools import partial
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -130,6 +132,36 @@ def scores_far_below_zero() -> list[float]:
             found = jagged_flash_attention(q, k, v, rows, rows, 33, 33, scale=1.0)
         errors.append(((found.double() - wanted).norm() / wanted.norm()).item())
     return errors
+
+
+def hiding_bias() -> list[str]:
+    """What is wrong where a bias of −inf hides keys, among them whole blocks from some rows."""
+    start()
+    from gemctl.kernels.jagged_flash_attention.op import jagged_flash_attention
+
+    bias = torch.zeros(1, 6, 70)
+    bias[:, :3, :40] = bias[:, :, 64:] = -torch.inf
+    rows, keys = cases.offsets([6]), cases.offsets([70])
+
+    def call(causal: bool, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return jagged_flash_attention(q, k, v, rows, keys, 6, 70, causal=causal, bias=bias)
+
+    shapes: dict[str, tuple[int, ...]] = {"q": (6, 1, 8), "k": (70, 1, 8), "v": (70, 1, 8)}
+    found = [Case(f"bias of −inf, causal={causal}", partial(call, causal), shapes) for causal in (False, True)]
+    return [text for case in found for text in _failures_of(case, torch.float32)]
+
+
+def scales_refused() -> list[str]:
+    """What softmax attention says to scales that its kernels cannot do."""
+    start()
+    from gemctl.kernels.jagged_flash_attention.op import jagged_flash_attention
+
+    q, rows, texts = torch.ones(3, 1, 8), cases.offsets([3]), []
+    for scale in (0.0, -0.5):
+        with dispatch.use("triton"), pytest.raises(ValueError, match="scale must be > 0 on a GPU") as found:
+            jagged_flash_attention(q, q, q, rows, rows, 3, 3, scale=scale, causal=True)
+        texts.append(str(found.value))
+    return texts
 
 
 def bfloat16_is_refused() -> str:
