@@ -42,14 +42,25 @@ def peers(words: list[str]) -> dict[str, Peer]:
     problems = []
     for word in words:
         name, _, path = word.partition("=")
-        module, _, function = path.partition(":")
+        if not name or name in {OURS, *found}:
+            problems.append(f"--peer {word}: {name!r} is no name of its own (wanted NAME=module:function)")
+            continue
         try:
-            found[name] = getattr(importlib.import_module(module), function)
-        except (ImportError, AttributeError, ValueError) as error:
+            found[name] = _function(path)
+        except Exception as error:  # a module is any code
             problems.append(f"--peer {word}: {error} (wanted NAME=module:function)")
     if problems:
         raise InputError(problems)
     return found
+
+
+def _function(path: str) -> Peer:
+    """What `module:function` names."""
+    module, _, name = path.partition(":")
+    function: Peer = getattr(importlib.import_module(module), name)
+    if not callable(function):
+        raise TypeError(f"{name} is no function but {function!r}")
+    return function
 
 
 def measure(args: argparse.Namespace, contenders: dict[str, Peer]) -> KernelBench:

@@ -91,15 +91,24 @@ def test_what_a_peer_does_not_do_is_a_result(bench: KernelBench) -> None:
 
 def test_wrong_arguments_are_told_together() -> None:
     with pytest.raises(InputError) as error:
-        kernels.peers(["a=no.such.module:f", "b", "c=math:nothing"])
+        kernels.peers(["a=no.such.module:f", "b", "c=math:nothing", "d=.math:f", "e=math:pi"])
     assert [problem.split(":")[0] for problem in error.value.problems] == [
         "--peer a=no.such.module",
         "--peer b",
         "--peer c=math",
+        "--peer d=.math",
+        "--peer e=math",
     ]
     with pytest.raises(InputError) as error:
         kernels.measure(arguments("--case", "large", "--repeats", "0"), {})
     assert len(error.value.problems) == 2
+
+
+def test_every_peer_has_a_name_of_its_own() -> None:
+    with pytest.raises(InputError) as error:
+        kernels.peers([f"gemctl={HERE}:same", f"={HERE}:same", f"a={HERE}:same", f"a={HERE}:broken"])
+    names = ["'gemctl' is no name", "'' is no name", "'a' is no name"]
+    assert all(name in problem for name, problem in zip(names, error.value.problems, strict=True))
 
 
 def test_imports_neither_torchrec_nor_fbgemm() -> None:
