@@ -35,6 +35,8 @@ def check(
     for name, tensor in offsets.items():
         if tensor.dtype != torch.int64 or tensor.dim() != 1 or tensor.shape[0] < 1:
             problems.append(f"{name} must be int64 [B+1], not {tensor.dtype} {list(tensor.shape)}")
+        elif not tensor.is_contiguous():  # GPU kernels would read what lies between
+            problems.append(f"{name} must be contiguous, not of stride {tensor.stride(0)}")
         if tensor.device != q.device:
             problems.append(f"{name} is on {tensor.device}, {query} on {q.device}")
     if len({tensor.shape for tensor in offsets.values()}) > 1:

@@ -38,9 +38,9 @@ def block_attention(
     """softmax(scale · QKᵀ) V within blocks of `block_size` tokens, counted from each sequence's start.
 
     q [ΣL, H, D]; k, v [ΣL, Hkv, D], where Hkv divides H (query head h uses key head h // (H/Hkv)); any strides, one
-    floating dtype. offsets int64 [B+1]: row b owns tokens offsets[b] … offsets[b+1]−1. max_length: longest length, a
-    hint for launch sizes that never changes the result. scale: default 1/√D. cos, sin [≥ longest, D/2], both or
-    neither, constants: rotary embedding of interleaved pairs, applied to q, k and also v (as GEM's kernel does) by
+    floating dtype. offsets contiguous int64 [B+1]: row b owns tokens offsets[b] … offsets[b+1]−1. max_length: longest
+    length, a hint for launch sizes that never changes the result. scale: default 1/√D. cos, sin [≥ longest, D/2], both
+    or neither, constants: rotary embedding of interleaved pairs, applied to q, k and also v (as GEM's kernel does) by
     position in the sequence.
 
     Returns [ΣL, H, D], dtype of q. Differentiable once in q, k and v; a second derivative and forward-mode

@@ -45,9 +45,9 @@ def gdpa(
     """post_scale · act(pre_scale · QKᵀ) V within each sequence; a query that sees no key gives 0 and zero gradients.
 
     q [ΣLq, H, D]; k, v [ΣLk, Hkv, D], where Hkv divides H (query head h uses key head h // (H/Hkv)); any strides, one
-    floating dtype. q_offsets, k_offsets int64 [B+1]: row b owns tokens offsets[b] … offsets[b+1]−1. max_q, max_k:
-    longest lengths, a hint for launch sizes that never changes the result. activation: an `Activation` or its name;
-    all have act(0) = 0. causal, window: query i stands at key position i + Lk − Lq (gemctl/kernels/visibility.py).
+    floating dtype. q_offsets, k_offsets contiguous int64 [B+1]: row b owns tokens offsets[b] … offsets[b+1]−1. max_q,
+    max_k: longest lengths, a hint for launch sizes that never changes the result. activation: an `Activation` or its
+    name; all have act(0) = 0. causal, window: query i stands at key position i + Lk − Lq (gemctl/kernels/visibility.py).
     broadcast_q: q is one sequence [S, H, D] that every row uses (q_offsets must be None); the result is [B·S, H, D].
 
     Returns [ΣLq, H, D], dtype of q. Differentiable once in q, k and v; a second derivative and forward-mode

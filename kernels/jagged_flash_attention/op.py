@@ -40,8 +40,8 @@ def jagged_flash_attention(
     """softmax(scale · QKᵀ + bias) V within each sequence; a query that sees no key gives 0 and zero gradients.
 
     q [ΣLq, H, D]; k, v [ΣLk, Hkv, D], where Hkv divides H (query head h uses key head h // (H/Hkv)); any strides, one
-    floating dtype. q_offsets, k_offsets int64 [B+1]: row b owns tokens offsets[b] … offsets[b+1]−1. max_q, max_k:
-    longest lengths, a hint for launch sizes that never changes the result. scale: default 1/√D. causal, window:
+    floating dtype. q_offsets, k_offsets contiguous int64 [B+1]: row b owns tokens offsets[b] … offsets[b+1]−1. max_q,
+    max_k: longest lengths, a hint for launch sizes that never changes the result. scale: default 1/√D. causal, window:
     query i stands at key position i + Lk − Lq (gemctl/kernels/visibility.py). bias [H, ≥ longest Lq, ≥ longest Lk]:
     added to the scaled score of query i and key j, shared by the batch.
 

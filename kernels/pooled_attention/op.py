@@ -29,7 +29,7 @@ def pooled_attention(
     """softmax(scale · Seeds Kᵀ) V over each row's keys; a row without keys gives 0 and zero gradients.
 
     seeds [S, H, D], shared by all rows; k, v [ΣLk, Hkv, D], where Hkv divides H (seed head h uses key head
-    h // (H/Hkv)); any strides, one floating dtype. k_offsets int64 [B+1]: row b owns keys
+    h // (H/Hkv)); any strides, one floating dtype. k_offsets contiguous int64 [B+1]: row b owns keys
     k_offsets[b] … k_offsets[b+1]−1. max_k: longest length, a hint for launch sizes that never changes the result.
     scale: default 1/√D.
 

@@ -141,6 +141,7 @@ REFUSED: list[tuple[Callable[[], Tensor], str]] = [
     (lambda: gdpa(Q[:, :1], K, K, OFFSETS, OFFSETS, 3, 3, activation="silu"), r"heads of k and v \(2\) must divide"),
     (lambda: pooled_attention(Q.double(), K, K, OFFSETS, 3), "seeds, k, v must have one floating dtype"),
     (lambda: pooled_attention(Q, K, K, OFFSETS.int(), 3), r"k_offsets must be int64 \[B\+1\]"),
+    (lambda: pooled_attention(Q, K, K, OFFSETS.repeat_interleave(2)[::2], 3), "contiguous, not of stride 2"),
     (lambda: gdpa(Q, K, K, OFFSETS[:3], OFFSETS, 3, 3, activation="silu"), "offsets of one batch have one length"),
     (lambda: gdpa(Q, K, K, OFFSETS, OFFSETS, 3, 3, activation="sigmoid"), "one of identity, gelu.* not 'sigmoid'"),
     (lambda: gdpa(Q, K, K, None, OFFSETS, 3, 3, activation="silu"), "q_offsets must be None with broadcast_q"),
