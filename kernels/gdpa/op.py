@@ -47,8 +47,9 @@ def gdpa(
     q [ΣLq, H, D]; k, v [ΣLk, Hkv, D], where Hkv divides H (query head h uses key head h // (H/Hkv)); any strides, one
     floating dtype. q_offsets, k_offsets contiguous int64 [B+1]: row b owns tokens offsets[b] … offsets[b+1]−1. max_q,
     max_k: longest lengths, a hint for launch sizes that never changes the result. activation: an `Activation` or its
-    name; all have act(0) = 0. causal, window: query i stands at key position i + Lk − Lq (gemctl/kernels/visibility.py).
-    broadcast_q: q is one sequence [S, H, D] that every row uses (q_offsets must be None); the result is [B·S, H, D].
+    name; all have act(0) = 0. causal, window: query i stands at key position i + Lk − Lq, see
+    gemctl/kernels/visibility.py. broadcast_q: q is one sequence [S, H, D] that every row uses (q_offsets must be None);
+    the result is [B·S, H, D].
 
     Returns [ΣLq, H, D], dtype of q. Differentiable once in q, k and v; a second derivative and forward-mode
     differentiation raise. ValueError lists every violated condition; candidates that share one row's keys are one
