@@ -165,6 +165,7 @@ def stop_in(path: Path, stage: str, keep: int) -> str | None:
         if dist.get_rank() == 0 and not (path / "pid").exists():
             (path / "pid").write_text(str(os.getpid()))
             os.kill(os.getpid(), signal.SIGSTOP)
+            time.sleep(0.1)  # another thread may have taken the signal, and this one runs on for a moment
         return original(*args, **kwargs)
 
     patch.object(owner, name, stopped).start()
