@@ -36,13 +36,13 @@ CASES: dict[str, dict[str, object]] = {
     "interrupt in build": {"disturb": "interrupt", "inject": "hang:rank=1,stage=build", "at": -1},
     "interrupt twice": {"disturb": "interrupt_twice", "steps": LONG},
     "kill agent": {"disturb": "kill_agent", "steps": LONG},
-    "stop agent": {"disturb": "stop_agent", "watchdog": 4.0},
-    "stop done rank": {"linger": True, "watchdog": 4.0},
+    "stop agent": {"disturb": "stop_agent", "watchdog": 9.0},
+    "stop done rank": {"linger": True, "watchdog": 9.0},
     "kill supervisor": {"disturb": "kill_self", "steps": LONG},
-    "stop rank": {"disturb": "stop_rank", "steps": LONG, "watchdog": 4.0},
+    "stop rank": {"disturb": "stop_rank", "steps": LONG, "watchdog": 9.0},
     "take over": {"disturb": "take_over", "steps": LONG},
     "full disk": {"disturb": "fill_disk", "inject": "kill:rank=2,step=4"},
-    "full disk, hang": {"disturb": "fill_disk", "inject": "hang:rank=2,step=4", "watchdog": 4.0},
+    "full disk, hang": {"disturb": "fill_disk", "inject": "hang:rank=2,step=4", "watchdog": 9.0},
     "crash": {"inject": "kill:rank=2,step=3", "crash_budget": 1},
     "crash in build": {"inject": "kill:rank=2,stage=build", "crash_budget": 1},
 }
@@ -89,7 +89,7 @@ def test_agent_that_is_stopped_is_to_blame(ends: dict[str, Ended]) -> None:
     """Its ranks go on and finish: only their ends stay untold."""
     end = ends["stop agent"]
     assert (end.error, end.exit_code, end.left) == ("RunFailed", 1, [])
-    assert "the agent has given no sign for 5 s" in end.message
+    assert "the agent has given no sign for 9 s" in end.message
 
 
 def test_rank_that_is_done_and_does_not_end_is_named(ends: dict[str, Ended]) -> None:
@@ -143,7 +143,7 @@ def test_full_disk_does_not_hide_the_cause(ends: dict[str, Ended]) -> None:
     assert end.notes == [f"cannot be written: {end.run_dir.attempt(1).end_file}: No space left on device"]
     end = ends["full disk, hang"]
     assert (end.error, end.left) == ("RunFailed", [])
-    assert "no progress for 4 s" in end.message
+    assert "no progress for 9 s" in end.message
 
 
 def test_crash_within_budget_goes_on_in_the_living_agent(ends: dict[str, Ended]) -> None:
