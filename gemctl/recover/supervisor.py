@@ -201,14 +201,18 @@ class _Supervisor:
     def _end_ranks(self, attempt: Attempt, records: Records, hung_for: float | None) -> _End:
         """Has the agents dump the ranks' stacks and kill them."""
         reason = "hang" if hung_for is not None else "a rank failed and did not end"
-        ordered = self._wrote(lambda: attempt.order_kill(reason))
-        deadline = time.monotonic() + (KILL_GRACE if ordered else 0)
-        while not records.ended and time.monotonic() < deadline:
-            time.sleep(POLL)
-            records.update()
+        self._order_kill(attempt, records, reason, lambda: records.ended)
         if not records.ended:
             self._kill_all()
         return self._judge(attempt, records, hung_for)
+
+    def _order_kill(self, attempt: Attempt, records: Records, reason: str, ended: Callable[[], bool]) -> None:
+        """Has the agents kill their ranks, and waits for as long as they may take until `ended`."""
+        ordered = self._wrote(lambda: attempt.order_kill(reason))
+        deadline = time.monotonic() + (KILL_GRACE if ordered else 0)
+        while not ended() and time.monotonic() < deadline:
+            time.sleep(POLL)
+            records.update()
 
     def _lost(self, records: Records) -> dict[int, str]:
         """Agents that ended before they had said what became of their ranks, or whose host is silent: node → how."""
@@ -225,11 +229,7 @@ class _Supervisor:
             records.update()
             records.agent_error = records.agent_error or lost[0]
             return self._judge(attempt, records, None)
-        ordered = self._wrote(lambda: attempt.order_kill("a host was lost"))
-        deadline = time.monotonic() + (KILL_GRACE if ordered else 0)
-        while time.monotonic() < deadline and not records.ended_but(lost):
-            time.sleep(POLL)
-            records.update()
+        self._order_kill(attempt, records, "a host was lost", lambda: records.ended_but(lost))
         self._kill_all()
         cause = lost_hosts(attempt, records, lost)
         return self._judge(attempt, records, None) if cause is None else _End("failed", records.step(), cause)
