@@ -11,8 +11,6 @@ is inside a layer has rows too.
 """
 
 import sys
-from dataclasses import asdict
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -21,18 +19,15 @@ import torch.distributed as dist
 from gemctl import paths
 from gemctl.bench.alone import Times, time_modules
 from gemctl.bench.batches import Ints, filled, random_batch
+from gemctl.bench.process import write_result
 from gemctl.bench.ranks import on_ranks
-from gemctl.commands.configured import spec_of
-from gemctl.config.compose import from_yaml
 from gemctl.config.schema import Config
 from gemctl.data.batch import Batch
 from gemctl.data.loader import Loader
-from gemctl.errors import InputError
 from gemctl.model.gem import DenseModel
 from gemctl.model.init import init_rules
 from gemctl.parallel.init import Slice, fill
 from gemctl.plan.data_facts import data_facts
-from gemctl.run.files import create_json
 from gemctl.run.measured import Layers, LayerTime, subject, worlds
 from gemctl.specs.count import module_flops
 from gemctl.specs.data import FeatureSpec
@@ -128,17 +123,5 @@ def _lengths(rows: int, mean: float, longest: int, seed: int) -> Ints:
     return filled(rows, longest, mean / longest, seed)
 
 
-def main(config_file: str, result: str) -> int:
-    """Writes the measurement, or what was wrong with the input."""
-    try:
-        config = from_yaml(Path(config_file).read_text(encoding="utf-8"), config_file)
-        found = measure(config, spec_of(config))
-    except InputError as error:
-        create_json(Path(result), {"problems": error.problems})
-        return error.exit_code
-    create_json(Path(result), asdict(found))
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(write_result(sys.argv[1], sys.argv[2], measure))

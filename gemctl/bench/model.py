@@ -13,8 +13,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
-from pathlib import Path
 from types import MethodType
 from typing import Any
 
@@ -25,9 +23,8 @@ from torch.distributed.tensor import DTensor
 
 from gemctl.bench.batches import filled, random_batch
 from gemctl.bench.padded import pad, pad_embedded, padded
+from gemctl.bench.process import write_result
 from gemctl.bench.ranks import on_ranks
-from gemctl.commands.configured import spec_of
-from gemctl.config.compose import from_yaml
 from gemctl.config.schema import Config
 from gemctl.data.batch import Batch
 from gemctl.errors import GemctlError, InputError
@@ -35,7 +32,6 @@ from gemctl.mesh.topology import resolve
 from gemctl.model.embeddings import Embedded
 from gemctl.model.init import InitRule
 from gemctl.parallel.assemble import ShardedModel, assemble
-from gemctl.run.files import create_json
 from gemctl.run.measured import ModelBench, Race, device, worlds
 from gemctl.specs.count import step_flops
 from gemctl.specs.data import FeatureSpec
@@ -185,14 +181,8 @@ class _Steps:
 def main(config_file: str, result: str, *numbers: str) -> int:
     """Writes the measurement, or what was wrong with the input."""
     rows, longest, threads, repeats = (int(number) for number in (numbers[0], numbers[1], numbers[3], numbers[4]))
-    try:
-        config = from_yaml(Path(config_file).read_text(encoding="utf-8"), config_file)
-        found = measure(config, spec_of(config), Race(rows, longest, float(numbers[2]), threads, repeats))
-    except InputError as error:
-        create_json(Path(result), {"problems": error.problems})
-        return error.exit_code
-    create_json(Path(result), asdict(found))
-    return 0
+    race = Race(rows, longest, float(numbers[2]), threads, repeats)
+    return write_result(config_file, result, lambda config, spec: measure(config, spec, race))
 
 
 if __name__ == "__main__":

@@ -7,13 +7,12 @@ Four presets × three seeds, a training and an evaluation each: on 2 cores minut
 """
 
 import statistics
-import subprocess
 import sys
 from dataclasses import dataclass
 from typing import Any
 
-from gemctl.bench.quality import gemctl
-from gemctl.render.report import Section, rich
+from gemctl.bench.quality import gemctl, show
+from gemctl.render.report import Section
 from gemctl.render.units import number
 
 PRESETS = ("gem_nano", "kunlun_nano", "interformer_nano", "hstu_nano")
@@ -64,16 +63,5 @@ def _spread(qualities: list[dict[str, Any]]) -> list[str]:
     return [number(figure) for figure in figures]
 
 
-def main(words: list[str]) -> int:
-    """Shows the tables; returns the exit code of a command that failed."""
-    from rich.console import Console
-
-    try:
-        Console(width=120).print(rich(sections(compare(words))))
-    except subprocess.CalledProcessError as failed:  # the command has said why
-        return int(failed.returncode)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(show(lambda: sections(compare(sys.argv[1:]))))

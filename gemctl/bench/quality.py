@@ -11,6 +11,7 @@ rows of data.eval. Two trainings and two evaluations: some minutes on 2 cores.
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,15 +83,20 @@ def gemctl(*words: str) -> dict[str, Any]:
     return found
 
 
-def main(overrides: list[str]) -> int:
-    """Shows the ladder; returns the exit code of a command that failed."""
+def show(make: Callable[[], list[Section]]) -> int:
+    """Shows the tables that `make` gets from commands; returns the exit code of one that failed."""
     from rich.console import Console
 
     try:
-        Console(width=120).print(rich(sections(climb(overrides))))
+        Console(width=120).print(rich(make()))
     except subprocess.CalledProcessError as failed:  # the command has said why
         return int(failed.returncode)
     return 0
+
+
+def main(overrides: list[str]) -> int:
+    """Shows the ladder."""
+    return show(lambda: sections(climb(overrides)))
 
 
 if __name__ == "__main__":
