@@ -165,13 +165,6 @@ def lay(topology: Topology, hosts: Sequence[HostReport]) -> Mesh:
     return Mesh(topology, sorted(hosts, key=lambda host: _natural(host.address)))
 
 
-def nominal_hosts(topology: Topology) -> list[HostReport]:
-    """Hosts as the launcher will start them, before any has reported: host0, host1, …"""
-    count, rest = divmod(topology.world_size, topology.ranks_per_node)
-    full = [HostReport(f"host{number}", topology.ranks_per_node) for number in range(count)]
-    return full + ([HostReport(f"host{count}", rest)] if rest else [])
-
-
 def _check_hosts(topology: Topology, hosts: Sequence[HostReport]) -> None:
     problems = []
     slots = sum(host.slots for host in hosts)

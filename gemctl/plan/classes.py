@@ -33,12 +33,6 @@ class RankClasses:
     listed: list[RankClass]
 
 
-def by_rank(item: MemoryObject, topology: Topology) -> NDArray[np.int64]:
-    """int64 [world]: bytes of one object on every rank."""
-    along = item.along()
-    return np.tile(along, topology.world_size // len(along))  # both axes are the innermost of their grids
-
-
 def totals(objects: list[MemoryObject], topology: Topology, place: str | None = None) -> NDArray[np.int64]:
     """int64 [world]: bytes of all objects (of one place) on every rank."""
     sums: dict[int, NDArray[np.int64]] = {}  # by length, so that few arrays are as long as the world

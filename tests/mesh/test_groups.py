@@ -17,7 +17,6 @@ from gemctl.mesh.groups import (
     expert_grid,
     groups,
     lay,
-    nominal_hosts,
     table_grid,
 )
 from gemctl.mesh.topology import Topology, divisors
@@ -126,7 +125,7 @@ def test_lay_refuses_hosts_that_are_not_the_world() -> None:
 
 def test_mesh_json_round_trips() -> None:
     topology = Topology(8, 2, 4, 2, 4, 2, 4)
-    laid = lay(topology, nominal_hosts(topology))
+    laid = lay(topology, [HostReport(f"host{number}", 2) for number in range(4)])
     value = json.loads(json.dumps(laid.to_json()))
     assert Mesh.from_json(value) == laid
 

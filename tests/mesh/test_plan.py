@@ -28,10 +28,10 @@ from gemctl.config.schema import (
 )
 from gemctl.errors import DoesNotFit, InputError
 from gemctl.plan.build import Plan, build, check_fits, to_json
-from gemctl.plan.classes import by_rank, totals
+from gemctl.plan.classes import totals
 from gemctl.plan.data_facts import data_facts
 from gemctl.plan.fit import USABLE
-from gemctl.plan.memory import run_lengths
+from gemctl.plan.memory import MemoryObject, run_lengths
 from gemctl.render.plan import plan as render
 from gemctl.specs.data import TableSpec
 from gemctl.specs.model import EventTypeSpec, LayerSpec, ModelConfig
@@ -50,10 +50,14 @@ def host_of(memory: int) -> Host:
     return Host(2, memory, memory, GIB, [])
 
 
+def by_rank(item: MemoryObject, plan: Plan) -> list[int]:
+    return [item.at(rank) for rank in range(plan.topology.world_size)]
+
+
 def test_totals_are_the_sums_of_their_parts_on_every_rank() -> None:
     config = config_of(topology=TopologyConfig(dp_replicate=2, tables={"user": "table_wise"}))
     plan = build(config, SPEC)
-    parts = np.sum([by_rank(item, plan.topology) for item in plan.objects], axis=0)
+    parts = np.sum([by_rank(item, plan) for item in plan.objects], axis=0)
     assert (totals(plan.objects, plan.topology) == parts).all()
     assert sum(found.ranks for found in plan.classes.listed) == 4 and plan.classes.count == len(plan.classes.listed)
     for found in plan.classes.listed:
@@ -68,7 +72,7 @@ def test_classes_are_exactly_the_ranks_with_equal_bytes() -> None:
     for dp_replicate, sharding in ((1, "row_wise"), (2, "table_wise"), (4, "row_wise"), (8, "table_wise")):
         topology = TopologyConfig(dp_replicate=dp_replicate, table_sharding=sharding)  # type: ignore[arg-type]
         plan = build(config_of(topology=topology, launcher=LauncherConfig(ranks_per_node=8)), SPEC)
-        vectors = list(zip(*(by_rank(item, plan.topology).tolist() for item in plan.objects), strict=True))
+        vectors = list(zip(*(by_rank(item, plan) for item in plan.objects), strict=True))
         assert plan.classes.count == len(set(vectors))
         for found in plan.classes.listed:
             assert vectors.count(tuple(found.bytes.values())) == found.ranks

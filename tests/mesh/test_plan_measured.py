@@ -17,7 +17,6 @@ from gemctl.model.gem import GemModel
 from gemctl.parallel.assemble import assemble
 from gemctl.parallel.tables import local_slices
 from gemctl.plan.build import Plan, build
-from gemctl.plan.classes import by_rank
 from gemctl.specs.count import dense_parameters
 from gemctl.specs.data import CategoricalSpec, TableSpec
 from gemctl.specs.interaction import WukongExpertsSpec
@@ -187,7 +186,7 @@ def test_planned_bytes_and_messages_are_those_of_a_real_step(
     exact = [item for item in plan.objects if item.name in ranks[0]]
     assert len(exact) == 5
     for item in exact:
-        assert by_rank(item, plan.topology).tolist() == [found[item.name] for found in ranks], item.name
+        assert [item.at(rank) for rank in range(len(ranks))] == [found[item.name] for found in ranks], item.name
     calls, sent = planned_traffic(plan)
     fullest = max(ranks, key=lambda found: found["tables"])  # another may have no table of a kind to average
     assert calls == fullest["calls"]
