@@ -11,7 +11,6 @@ import ctypes
 import functools
 import os
 import shutil
-import signal
 import socket
 import subprocess
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from dataclasses import dataclass
 from gemctl.run import process
 from gemctl.run.attempt import Attempt
 from gemctl.run.directory import RunDir
-from gemctl.run.files import create_json, read_log
+from tests.recovery.small_run import AgentProcesses
 
 CLONE_NEWUTS, CLONE_NEWNET = 0x04000000, 0x40000000
 PORT = 29400
@@ -116,12 +115,12 @@ def address(node: int) -> str:
     return f"10.77.0.{node + 1}"
 
 
-class NetworkAgents:
+class NetworkAgents(AgentProcesses):
     """A launcher of one agent on every simulated host: `serve(attempt, node, store)` is what runs there."""
 
     def __init__(self, run: RunDir, network: Network, serve: Callable[[Attempt, int, str], int]) -> None:
-        self.run, self.network, self.serve = run, network, serve
-        self.pids: dict[int, int] = {}
+        super().__init__(run)
+        self.network, self.serve = network, serve
 
     def start(self, attempt: Attempt) -> None:
         store = f"{address(0)}:{PORT}"
@@ -134,27 +133,6 @@ class NetworkAgents:
         os.dup2(log, 2)
         os.environ.pop("GLOO_SOCKET_IFNAME", None)  # the interface is the agent's to find
         return self.serve(attempt, node, store)
-
-    def submit(self, attempt: Attempt) -> None:
-        create_json(attempt.request, {})
-
-    def ended(self) -> dict[int, str]:
-        ends = {node: process.how_ended(pid) for node, pid in self.pids.items()}
-        return {node: how for node, how in ends.items() if how is not None}
-
-    def kill(self) -> list[int]:
-        for pid in self.pids.values():
-            if process.running(pid):
-                os.killpg(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-        self.pids = {}
-        lines = [
-            line
-            for attempt in self.run.attempts()
-            for log in attempt.path.glob("agent-*.jsonl")
-            for line in read_log(log)
-        ]
-        return process.wait_until_gone([line["pid"] for line in lines if line["event"] == "rank"], 3)
 
 
 def _unshare(flags: int) -> None:

@@ -127,12 +127,35 @@ def work(run_path: str, number: int) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
 
 
-class ForkedAgents:
-    """What a launcher does, with a fork in place of a new Python process."""
+class AgentProcesses:
+    """What a launcher does with agents that are this process's children; how they start is a subclass's."""
+
+    def __init__(self, run: RunDir) -> None:
+        self.run = run
+        self.pids: dict[int, int] = {}  # node → agent
+
+    def submit(self, attempt: Attempt) -> None:
+        create_json(attempt.request, {})
+
+    def ended(self) -> dict[int, str]:
+        ends = {node: process.how_ended(pid) for node, pid in self.pids.items()}
+        return {node: how for node, how in ends.items() if how is not None}
+
+    def kill(self) -> list[int]:
+        for pid in self.pids.values():
+            if process.running(pid):
+                os.killpg(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        self.pids = {}
+        return process.wait_until_gone(pids(self.run), 3)
+
+
+class ForkedAgents(AgentProcesses):
+    """A fork in place of a new Python process."""
 
     def __init__(self, run: RunDir, case: Case) -> None:
-        self.run, self.case = run, case
-        self.pids: dict[int, int] = {}  # node → agent
+        super().__init__(run)
+        self.case = case
 
     def start(self, attempt: Attempt) -> None:
         supervisor, store = os.getpid(), self.case.store or f"127.0.0.1:{free_port()}"
@@ -156,22 +179,8 @@ class ForkedAgents:
         agent.take_signals()
         return agent.serve(work)
 
-    def submit(self, attempt: Attempt) -> None:
-        create_json(attempt.request, {})
-
     def ended(self) -> dict[int, str]:
-        if not self.pids:
-            return {0: "it was killed"}
-        ends = {node: process.how_ended(pid) for node, pid in self.pids.items()}
-        return {node: how for node, how in ends.items() if how is not None}
-
-    def kill(self) -> list[int]:
-        for pid in self.pids.values():
-            if process.running(pid):
-                os.killpg(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-        self.pids = {}
-        return process.wait_until_gone(pids(self.run), 3)
+        return super().ended() if self.pids else {0: "it was killed"}
 
 
 def free_port() -> int:
