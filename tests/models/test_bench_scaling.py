@@ -74,7 +74,7 @@ def reported(folder: Path, world: int) -> Report:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("world", [1, 2, 4])
 def test_both_ways_agree_or_the_report_says_so(world: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a machine that others use, too, both are noisy: the closest of three counts."""
+    """On a machine that others use, too, both are noisy: the first of three that are close counts."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     closest, ways = float("inf"), []
     for _ in range(3):
@@ -88,6 +88,7 @@ def test_both_ways_agree_or_the_report_says_so(world: int, tmp_path: Path, monke
         assert (apart > 0.1) == any("by division" in note for note in report.notes)
         closest = min(closest, apart)
         ways.append(f"{found.scaling_ratio:.3f} by division, {found.ledger_ratio:.3f} from the ledger")
-        if closest <= 0.1:
+        if closest <= 0.3:
             break
+    print(f"world {world}: {'; '.join(ways)}")
     assert closest <= 0.3, f"world {world}: {ways}"
