@@ -5,21 +5,27 @@ takes no room from the next one.
 """
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 from gemctl.run.attempt import Attempt
 from gemctl.run.directory import RunDir
+from gemctl.run.inject import Point
 from gemctl.run.manifest import FILE_NAME, checkpoints, sync_folder
 
 
-def prune(run: RunDir, attempt: Attempt, keep: int) -> list[Path]:
+def _nowhere(point: Point) -> None:
+    pass
+
+
+def prune(run: RunDir, attempt: Attempt, keep: int, reach: Callable[[Point], None] = _nowhere) -> list[Path]:
     """Deletes all valid checkpoints but the newest `keep`, and what earlier attempts have left that does not count.
 
-    Returns the deleted folders. Nothing is deleted once a higher attempt owns the run.
+    Returns the deleted folders. Nothing is deleted once a higher attempt owns the run. `reach` is told where it is.
     """
     found = checkpoints(run)
     old = [checkpoint.path for checkpoint in found if checkpoint.flaw is None][keep:]
-    removed = [path for path in old if _remove(path, attempt)]
+    removed = [path for path in old if _remove(path, attempt, reach)]
     return removed + remove_strays(run, attempt)
 
 
@@ -31,11 +37,12 @@ def remove_strays(run: RunDir, attempt: Attempt) -> list[Path]:
     return [path for path in strays if _remove(path, attempt)]
 
 
-def _remove(folder: Path, attempt: Attempt) -> bool:
+def _remove(folder: Path, attempt: Attempt, reach: Callable[[Point], None] = _nowhere) -> bool:
     """The manifest goes first, so that a half-deleted folder is no checkpoint."""
     if not attempt.owns_run():
         return False
     (folder / FILE_NAME).unlink(missing_ok=True)
     sync_folder(folder)
+    reach("prune")
     shutil.rmtree(folder, ignore_errors=True)
     return True

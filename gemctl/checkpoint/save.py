@@ -16,6 +16,7 @@ any more publishes nothing. Rank 0 says what became of each save in attempts/<n>
 """
 
 import contextlib
+import functools
 import os
 import shutil
 import threading
@@ -40,6 +41,7 @@ from gemctl.config.schema import CheckpointConfig
 from gemctl.errors import GemctlError
 from gemctl.run.directory import RunDir
 from gemctl.run.files import JsonLog
+from gemctl.run.inject import Point, maybe_inject
 from gemctl.run.manifest import Manifest, RunFacts, StoredFile, StoredObject, describe_file, folder_name, publish
 
 NICE = 10  # of the thread that uploads
@@ -144,6 +146,7 @@ class Saver:
 
     def _start(self, step: int, state: Mapping[str, Tensor], position: dict[str, Any], start: float) -> None:
         folder = self._run.checkpoints / folder_name(step, self._attempt.number)
+        self._reach(step, "copy")
         layouts = {key: layout(value) for key, value in state.items()}
         staged = self._stager.stage({PIECES: state_pieces(state)})
         job = _Job(step, folder, staged, layouts, position, start)
@@ -172,7 +175,7 @@ class Saver:
             planner = PiecePlanner()
             metadata = dcp.save(
                 job.staged,
-                storage_writer=Writer(job.folder, self._rank),
+                storage_writer=Writer(job.folder, self._rank, functools.partial(self._reach, job.step)),
                 planner=planner,
                 process_group=self._group,
             )
@@ -213,6 +216,10 @@ class Saver:
             with contextlib.suppress(OSError):  # a full disk: the fault itself goes to the ranks' records
                 self._log.write({"event": event, "step": job.step, "time": time.time(), **facts}, last=True)
 
+    def _reach(self, step: int, point: Point) -> None:
+        """Where a test may plant an event."""
+        maybe_inject(self._rank, "save", step, point)
+
     def _discard(self, job: _Job) -> None:
         """Deletes what an unpublished save has left, for its room; no rank writes any more."""
         if self._rank == 0:
@@ -221,6 +228,7 @@ class Saver:
     def _gather(self, job: _Job, planner: PiecePlanner) -> list[_Part] | None:
         """Every rank's part on rank 0, None elsewhere."""
         try:
+            self._reach(job.step, "hash")
             files = {name: describe_file(job.folder / name) for name in rank_files(job.folder, self._rank)}
             sums = add_up([{key: content_sum(piece)} for key, piece in planner.written()])
             part = _Part(files, job.layouts, sums)
@@ -245,7 +253,9 @@ class Saver:
         manifest = Manifest(job.step, self._attempt.number, self._facts, job.position, objects, files)
         try:
             if self._attempt.owns_run():
+                self._reach(job.step, "manifest")
                 publish(job.folder, manifest)
+                self._reach(job.step, "published")
         except OSError as error:
             return _Fault(f"rank 0: {_text(error)}", True)
         except (ValueError, TypeError) as error:  # `position` is not JSON
@@ -258,7 +268,7 @@ class Saver:
     def _prune(self, job: _Job) -> None:
         """The new checkpoint stands whatever becomes of the old ones."""
         try:
-            prune(self._run, self._attempt, self._config.keep)
+            prune(self._run, self._attempt, self._config.keep, functools.partial(self._reach, job.step))
         except OSError as error:
             self._say(job, "prune failed", fault=_text(error))
 

@@ -9,7 +9,7 @@ import enum
 import io
 import os
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from gemctl.checkpoint.pieces import Piece
 from gemctl.errors import InputError
 from gemctl.run.files import named
+from gemctl.run.inject import Point
 
 METADATA = ".metadata"
 # The one entry of what is handed to async_save: it spends 0.1 ms on each, in the training thread.
@@ -92,15 +93,19 @@ def _write_item(key: str, piece: Piece) -> WriteItem:
 
 
 class Writer(FileSystemWriter):
-    """Writes one file a rank, put on disk before the save goes on; a failure is an OSError with errno and file."""
+    """Writes one file a rank, put on disk before the save goes on; a failure is an OSError with errno and file.
 
-    def __init__(self, folder: Path, rank: int) -> None:
+    `reach` is told where it is.
+    """
+
+    def __init__(self, folder: Path, rank: int, reach: Callable[[Point], None]) -> None:
         # No copy ahead: pieces are on the host, and DCP would use GPU 0 from its thread on every rank.
         super().__init__(folder, single_file_per_rank=True, sync_files=True, per_thread_copy_ahead=0)
-        self._file = folder / f"__{rank}_0.distcp"
+        self._file, self._reach = folder / f"__{rank}_0.distcp", reach
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Any:
         try:
+            self._reach("upload")
             return super().write_data(plan, planner)
         except Exception as error:
             cause = _os_error(error)
@@ -109,6 +114,7 @@ class Writer(FileSystemWriter):
             raise OSError(cause.errno, cause.strerror, str(self._file)) from error
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        self._reach("metadata")
         with named(self._file.with_name(METADATA)):
             super().finish(metadata, results)
 

@@ -1,23 +1,34 @@
-"""Plants one event in a run, to test what it does about it: raise, hang, kill, or a NaN loss.
+"""Plants events in a run, to test what it does about them: raise, hang, kill, stop, disk_full, or a NaN loss.
 
     GEMCTL_INJECT="kill:rank=1,step=3,stage=step" gemctl train …
+    GEMCTL_INJECT="disk_full:rank=1,stage=save,point=upload,count=1;kill:step=6" gemctl train …
 
-Keys: `rank` (default 0), `step` (default: any), `stage` (default: step), `attempt` (default 1, so that the next attempt
-runs undisturbed). Commands call `check` before they launch, the worker `maybe_inject` as it enters each stage.
+Keys: `rank` (default 0), `step` (default: any), `stage` (default: step), `point` (a place within a save; default: as
+the stage begins), `attempt` (default 1, so that the next attempt runs undisturbed), `count` (how often; default: every
+time). Commands call `check` before they launch, a worker `maybe_inject` as it enters each stage, a save at its points.
+
+`stop` is SIGSTOP: someone else has to send SIGCONT. After `disk_full` the rank cannot write any file beyond 16 kB.
 """
 
 import functools
 import os
+import resource
 import signal
 import time
+from collections import Counter
 from dataclasses import dataclass, fields
-from typing import get_args
+from typing import Literal, get_args
 
 from gemctl import env
 from gemctl.errors import InputError
 from gemctl.run.stages import Stage
 
-KINDS = ("raise", "hang", "kill", "nan")
+KINDS = ("raise", "hang", "kill", "stop", "disk_full", "nan")
+# In their order: the copy begins, a rank's file is begun, DCP's metadata, hashes; on rank 0 then the manifest, after
+# it, and an old checkpoint whose manifest has just been deleted.
+Point = Literal["copy", "upload", "metadata", "hash", "manifest", "published", "prune"]
+CHOICES: dict[str, tuple[str, ...]] = {"stage": get_args(Stage), "point": get_args(Point)}
+FULL_BYTES = 16 << 10  # a rank's logs are smaller, its part of a checkpoint is larger
 
 
 class InjectedError(RuntimeError):
@@ -31,27 +42,36 @@ class Event:
     step: int | None = None
     stage: str = "step"
     attempt: int = 1
+    point: str | None = None
+    count: int | None = None
 
 
 @functools.cache
-def parse(text: str) -> Event:
-    """The event that `text` describes; InputError names what is wrong with it."""
+def parse(text: str) -> tuple[Event, ...]:
+    """The events that `text` describes; InputError names all that is wrong with it."""
+    problems: list[str] = []
+    events = tuple(_parse_one(part.strip(), problems) for part in text.split(";"))
+    if problems:
+        raise InputError(problems)
+    return events
+
+
+def _parse_one(text: str, problems: list[str]) -> Event:
     kind, _, rest = text.partition(":")
     known = [field.name for field in fields(Event) if field.name != "kind"]
-    problems = [] if kind in KINDS else [f"GEMCTL_INJECT: {kind!r} is none of {', '.join(KINDS)}"]
+    if kind not in KINDS:
+        problems.append(f"GEMCTL_INJECT: {kind!r} is none of {', '.join(KINDS)}")
     values: dict[str, str | int] = {}
     for item in filter(None, rest.split(",")):
         key, _, value = item.partition("=")
         if key not in known:
             problems.append(f"GEMCTL_INJECT: {key!r} is none of {', '.join(known)}")
-        elif key == "stage" and value not in get_args(Stage):
-            problems.append(f"GEMCTL_INJECT: stage {value!r} is none of {', '.join(get_args(Stage))}")
-        elif key != "stage" and not value.isdigit():
+        elif key in CHOICES and value not in CHOICES[key]:
+            problems.append(f"GEMCTL_INJECT: {key} {value!r} is none of {', '.join(CHOICES[key])}")
+        elif key not in CHOICES and not value.isdigit():
             problems.append(f"GEMCTL_INJECT: {key}={value!r} is not a whole number")
         else:
-            values[key] = value if key == "stage" else int(value)
-    if problems:
-        raise InputError(problems)
+            values[key] = value if key in CHOICES else int(value)
     return Event(kind, **values)  # type: ignore[arg-type]
 
 
@@ -61,19 +81,38 @@ def check() -> None:
         parse(text)
 
 
-def maybe_inject(rank: int, stage: Stage, step: int | None) -> bool:
+_seen: Counter[Event] = Counter()
+
+
+def maybe_inject(rank: int, stage: Stage, step: int | None, point: Point | None = None) -> bool:
     """Does what GEMCTL_INJECT asks for at this place; True means: make this step's loss NaN."""
     text = env.inject()
     if text is None:
         return False
-    event = parse(text)
-    here = (event.rank, event.stage, event.attempt) == (rank, stage, env.attempt())
-    if not here or event.step not in {None, step}:
+    place, nan = (rank, stage, env.attempt(), point), False
+    for event in parse(text):
+        if (event.rank, event.stage, event.attempt, event.point) == place and event.step in {None, step}:
+            _seen[event] += 1
+            nan |= _act(event, f"rank {rank}, stage {stage}, step {step}")
+    return nan
+
+
+def _act(event: Event, where: str) -> bool:
+    due = event.count is None or _seen[event] <= event.count
+    if event.kind == "disk_full":
+        _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (FULL_BYTES if due else hard, hard))
+    if not due:
         return False
-    if event.kind == "raise":
-        raise InjectedError(f"planted in rank {rank}, stage {stage}, step {step}")
-    if event.kind == "kill":
-        os.kill(os.getpid(), signal.SIGKILL)
-    while event.kind == "hang":
-        time.sleep(3600)
-    return True
+    match event.kind:
+        case "raise":
+            raise InjectedError(f"planted in {where}")
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+            time.sleep(0.1)  # another thread may have taken the signal, and this one runs on for a moment
+        case "hang":
+            while True:
+                time.sleep(3600)
+    return event.kind == "nan"

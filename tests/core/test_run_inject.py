@@ -1,7 +1,9 @@
-"""The event injector acts at its rank, step, stage and attempt, and nowhere else."""
+"""The event injector acts at its rank, step, stage, point and attempt, and nowhere else."""
 
 import os
+import resource
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -13,8 +15,12 @@ from gemctl.run.stages import Stage
 
 
 def test_event_is_parsed_with_defaults() -> None:
-    assert parse("kill:rank=1,step=3") == Event("kill", 1, 3, "step", 1)
-    assert parse("nan") == Event("nan", 0, None, "step", 1)
+    assert parse("kill:rank=1,step=3") == (Event("kill", 1, 3, "step", 1),)
+    assert parse("nan") == (Event("nan", 0, None, "step", 1),)
+    assert parse("nan; stop:stage=save,point=hash,count=2") == (
+        Event("nan"),
+        Event("stop", 0, None, "save", 1, "hash", 2),
+    )
 
 
 def test_unknown_event_is_refused_before_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,9 +35,15 @@ def test_unknown_event_is_refused_before_a_launch(monkeypatch: pytest.MonkeyPatc
 
 def test_all_problems_are_told() -> None:
     with pytest.raises(InputError) as error:
-        parse("bang:rank=x,stage=lunch,when=3")
+        parse("bang:rank=x,stage=lunch,when=3;kill:point=noon")
     text = "\n".join(error.value.problems)
-    for word in ("'bang' is none of raise", "rank='x' is not a whole number", "'lunch' is none of start", "'when'"):
+    for word in (
+        "point 'noon' is none of copy",
+        "'bang' is none of raise",
+        "rank='x' is not a whole number",
+        "'lunch' is none of start",
+        "'when'",
+    ):
         assert word in text
 
 
@@ -62,3 +74,38 @@ def test_kill_is_sigkill(monkeypatch: pytest.MonkeyPatch) -> None:
         maybe_inject(0, "build", None)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+
+def test_a_point_is_not_its_stage_and_a_count_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GEMCTL_INJECT", "raise:stage=save,point=hash,count=2")
+    assert not maybe_inject(0, "save", 3)
+    assert not maybe_inject(0, "save", 3, "upload")
+    for _ in range(2):
+        with pytest.raises(InjectedError, match="rank 0, stage save, step 3"):
+            maybe_inject(0, "save", 3, "hash")
+    assert not maybe_inject(0, "save", 3, "hash")
+
+
+def test_a_disk_is_full_until_its_count_runs_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GEMCTL_INJECT", "disk_full:stage=save,point=upload,count=1")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        maybe_inject(0, "save", 3, "upload")
+        with pytest.raises(OSError, match="File too large"):
+            (tmp_path / "large").write_bytes(bytes(20_000))
+        (tmp_path / "small").write_bytes(bytes(10_000))
+        maybe_inject(0, "save", 3, "upload")
+        (tmp_path / "large").write_bytes(bytes(20_000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_stopped_process_goes_on_when_it_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GEMCTL_INJECT", "stop:stage=build")
+    child = os.fork()
+    if child == 0:
+        maybe_inject(0, "build", None)
+        os._exit(7)
+    assert os.WIFSTOPPED(os.waitpid(child, os.WUNTRACED)[1])
+    os.kill(child, signal.SIGCONT)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
