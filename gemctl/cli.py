@@ -20,6 +20,7 @@ COMMANDS = {
     "train": "train a model as the configuration says",
     "plan": "show the mesh, the table shards and every byte of a configuration, and start nothing",
     "resume": "go on with a run from its newest verified checkpoint, on the same or another number of ranks",
+    "supervise": "follow a submitted run's attempts here; batch scripts and --detach start it",
     "status": "say what a run is doing",
     "stop": "ask a run to save and end",
     "report": "say what a run reached and where its time went",

@@ -9,8 +9,10 @@ from gemctl.run.warm_start import WarmStart
 
 @dataclass
 class DryRun:
-    """`plan` and the launch `request` of a first attempt, as the launcher would get it; what it would start from."""
+    """`plan` and launch `request` of a first submission; `form`: the request in the scheduler's own form, if it has one
+    (a batch script, say); what the run would start from."""
 
     plan: Plan
     request: dict[str, Any]
+    form: str | None
     warm_start: WarmStart | None

@@ -10,25 +10,35 @@ import contextlib
 import math
 import os
 import signal
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
-from typing import Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 from gemctl.cluster.host import find_gpus
-from gemctl.config.schema import ClusterConfig, LauncherConfig
+from gemctl.config.schema import Config, LauncherConfig
 from gemctl.errors import InputError
 from gemctl.launchers.request import request, to_json
 from gemctl.run import process
 from gemctl.run.attempt import Attempt
 from gemctl.run.directory import RunDir
 from gemctl.run.files import create_json, read_log
+from gemctl.run.submission import Job, Submission
 
+if TYPE_CHECKING:
+    from torchx.specs import AppDef
+
+IN_PROCESS = True  # a run in the foreground has its supervisor in the command's own process
 SESSION = "gemctl"
 SCHEDULER = "local_cwd"
 KILL_SECONDS = 3.0
 
 
-def check(launcher: LauncherConfig) -> None:
-    """InputError for what cannot be launched on this machine."""
+def check(config: Config) -> None:
+    """InputError for what cannot be launched on one machine."""
+    launcher = config.launcher
     if launcher.nodes != 1:
         raise InputError(
             f"launcher.nodes={launcher.nodes}: launcher.kind=local starts ranks on this machine alone; "
@@ -36,14 +46,51 @@ def check(launcher: LauncherConfig) -> None:
         )
 
 
-def check_gpus(cluster: ClusterConfig, launcher: LauncherConfig) -> None:
+def check_here(config: Config) -> None:
     """InputError where cluster.device=cuda and this machine has fewer GPUs than ranks."""
-    found = len(find_gpus()) if cluster.device == "cuda" else launcher.ranks_per_node
+    launcher = config.launcher
+    found = len(find_gpus()) if config.cluster.device == "cuda" else launcher.ranks_per_node
     if found < launcher.ranks_per_node:
         raise InputError(
             f"cluster.device=cuda: launcher.ranks_per_node={launcher.ranks_per_node} ranks need a GPU each, and "
             f"nvidia-smi lists {found} on this machine; cluster=cpu trains without"
         )
+
+
+def form(app: "AppDef", config: Config, submission: Path) -> None:
+    """None: there is no scheduler."""
+
+
+def start(run: RunDir, submission: Submission, config: Config) -> None:
+    """Starts the submission's supervisor in a session of its own, so that it outlives this process and its terminal."""
+    with submission.output.open("ab") as output:
+        supervisor = subprocess.Popen(
+            [sys.executable, "-m", "gemctl", "supervise", str(run.path), "--submission", str(submission.number)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    submission.write_submitted(pid=supervisor.pid)
+
+
+def job(submission: Submission) -> Job | None:
+    """The supervisor's process, if it was started on this machine."""
+    submitted = submission.submitted()
+    if submitted is None:
+        return None
+    if submitted["host"] != socket.gethostname():
+        return Job(str(submitted["pid"]), "unknown", f"runs on {submitted['host']}")
+    state: Literal["running", "ended"] = "running" if process.running(submitted["pid"]) else "ended"
+    return Job(str(submitted["pid"]), state, f"process {submitted['pid']}")
+
+
+def cancel(submission: Submission) -> None:
+    """Nothing: a process does not wait in a queue."""
+
+
+def agents(run: RunDir, config: Config) -> "LocalAgents":
+    return LocalAgents(run, config.launcher)
 
 
 class LocalAgents:

@@ -1,50 +1,93 @@
-"""What `gemctl train` and `gemctl resume` share: from a checked configuration to a run that has ended."""
+"""What `train`, `resume` and `supervise` share: launchers, plans that can be launched, submissions.
+
+A launcher is a module of launchers/ with the functions of `Launcher`; launcher.kind picks it.
+"""
 
 import dataclasses
+import importlib
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, cast
 
 from gemctl.commands.configured import planned
+from gemctl.errors import InputError
 
 if TYPE_CHECKING:
+    from torchx.specs import AppDef
+
     from gemctl.config.schema import Config, DataConfig
     from gemctl.plan.build import Plan
+    from gemctl.recover.supervisor import Agents
     from gemctl.run.directory import RunDir
+    from gemctl.run.submission import Job, Submission
+
+LAUNCHERS = {"local": "gemctl.launchers.local"}
+
+
+class Launcher(Protocol):
+    """What a module of launchers/ offers. Every call of a scheduler's client ends after a time-out."""
+
+    IN_PROCESS: bool  # the supervisor of a run in the foreground is the command's own process
+
+    def check(self, config: "Config") -> None:
+        """InputError for what it cannot launch anywhere."""
+
+    def check_here(self, config: "Config") -> None:
+        """InputError where this machine, now, cannot launch it."""
+
+    def form(self, app: "AppDef", config: "Config", submission: Path) -> str | None:
+        """The scheduler's own form of the request, which the folder `submission` will hold; None if it has none."""
+
+    def start(self, run: "RunDir", submission: "Submission", config: "Config") -> None:
+        """Has `gemctl supervise` started for the submission, apart from this process, and writes submitted.json."""
+
+    def job(self, submission: "Submission") -> "Job | None":
+        """What became of what `start` started; None if it was not."""
+
+    def cancel(self, submission: "Submission") -> None:
+        """Takes a job that waits out of its queue."""
+
+    def agents(self, run: "RunDir", config: "Config") -> "Agents":
+        """What starts the agents of the run's attempts, in the supervisor's process."""
+
+
+def launcher_of(kind: str) -> Launcher:
+    """The launcher of a launcher.kind. InputError for one that this gemctl does not have."""
+    if kind not in LAUNCHERS:
+        raise InputError(f"launcher.kind={kind}: unknown to this gemctl (it has {', '.join(LAUNCHERS)})")
+    return cast("Launcher", importlib.import_module(LAUNCHERS[kind]))
+
+
+def agents_of(run: "RunDir", config: "Config") -> "Agents":
+    """The agents of the run's attempts, as launcher.kind says."""
+    return launcher_of(config.launcher.kind).agents(run, config)
 
 
 def checked_plan(config: "Config") -> "Plan":
     """The plan of a configuration that can be launched. Raises InputError, DoesNotFit, or GemctlError for builds of
     torch and FBGEMM that do not belong together."""
     from gemctl.cluster import software
-    from gemctl.launchers import local
     from gemctl.plan.build import check_fits
     from gemctl.run import inject
 
     inject.check()
-    local.check(config.launcher)
+    launcher_of(config.launcher.kind).check(config)
     software.require()
     plan = planned(config)
     check_fits(plan)
     return plan
 
 
-def launch(run: "RunDir", number: int, config: "Config", plan: "Plan") -> None:
-    """Runs attempt `number` of `run`, and more after failures, in the foreground, with its progress on stderr.
-
-    Raises RunFailed with the root cause, or Interrupted with the command that goes on.
-    """
+def submitted(run: "RunDir", config: "Config", plan: "Plan") -> "Submission":
+    """Writes down what is asked for, as the run's newest submission."""
     from gemctl.config.compose import to_yaml
-    from gemctl.launchers.local import LocalAgents
-    from gemctl.plan.build import to_json
-    from gemctl.recover.supervisor import Prepared, run_attempts
-    from gemctl.render.progress import Progress
+    from gemctl.launchers.request import request, to_json
+    from gemctl.plan.build import to_json as plan_json
+    from gemctl.run.submission import submit
 
-    launcher = config.launcher
     config = dataclasses.replace(config, data=_from_anywhere(config.data))
-    prepared = Prepared(to_yaml(config), to_json(plan), launcher.nodes, launcher.ranks_per_node)
-    agents = LocalAgents(run, launcher)
-    with Progress(steps=config.train.steps) as progress:
-        run_attempts(run, number, prepared, config.recover, agents, progress)
+    last = run.last_attempt()
+    app = request(run.path, last.number + 1 if last is not None else 1, config.launcher)
+    return submit(run, to_yaml(config), plan_json(plan), {"kind": config.launcher.kind, "app": to_json(app)})
 
 
 def _from_anywhere(data: "DataConfig") -> "DataConfig":

@@ -6,15 +6,9 @@ gemctl resume RUN optim.dense.lr=1e-4 --allow optim.dense.lr
 """
 
 import argparse
-import sys
-import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gemctl.errors import InputError
-
-if TYPE_CHECKING:
-    from gemctl.run.attempt import Attempt
-    from gemctl.run.directory import RunDir
 
 HELP = "Go on with a run from its newest verified checkpoint, on the same or another number of ranks."
 
@@ -33,10 +27,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Any:
     from gemctl.cluster.software import require
-    from gemctl.commands.launching import checked_plan, launch
+    from gemctl.commands.launching import checked_plan, launcher_of, submitted
+    from gemctl.commands.supervise import refuse_living, supervise
     from gemctl.config.compose import compose, from_yaml
     from gemctl.config.resuming import changes, check_changes
-    from gemctl.launchers.local import check_gpus
     from gemctl.render.show import show
     from gemctl.run.directory import find
     from gemctl.run.preflight import preflight
@@ -54,26 +48,12 @@ def run(args: argparse.Namespace) -> Any:
     check_changes(found, args.allow)
     plan = checked_plan(config)
     if not args.dry_run:
-        check_gpus(config.cluster, config.launcher)
+        launcher_of(config.launcher.kind).check_here(config)
         refuse_living(target, last)
     ahead = preflight(target, before, config, feature_spec.load(config.data.spec), plan, found)
     if args.dry_run:
         return ahead
     if not args.json:
         show(ahead)
-    launch(target, last.number + 1, config, plan)
+    supervise(target, submitted(target, config, plan))
     return build(target)
-
-
-def refuse_living(run: "RunDir", attempt: "Attempt") -> None:
-    """InputError if the attempt still beats."""
-    from gemctl.run.attempt import watch_beat
-
-    if not attempt.end_file.exists():
-        sys.stderr.write(f"attempt {attempt.number} left no end; watching up to {attempt.patience:.0f} s for a beat\n")
-    if watch_beat(attempt) is not None:
-        age = max(0.0, time.time() - attempt.heartbeat.stat().st_mtime)
-        raise InputError(
-            f"{run.run_id}: attempt {attempt.number} runs on host {attempt.claim().host}, its last beat is {age:.1f} s "
-            f"old; to end it: gemctl stop {run.run_id}"
-        )

@@ -55,23 +55,26 @@ def _warm_start(config: "Config") -> "WarmStart | None":
 
 
 def _dry_run(config: "Config", plan: "Plan", warm: "WarmStart | None") -> "DryRun":
+    from gemctl.commands.launching import launcher_of
     from gemctl.launchers.dry_run import DryRun
     from gemctl.launchers.request import request, to_json
 
     run_path = Path(config.run.root).absolute() / config.run.name / "RUN_ID"
-    return DryRun(plan, to_json(request(run_path, 1, config.launcher)), warm)
+    app = request(run_path, 1, config.launcher)
+    form = launcher_of(config.launcher.kind).form(app, config, run_path / "submissions" / "1")
+    return DryRun(plan, to_json(app), form, warm)
 
 
 def _train(config: "Config", plan: "Plan", warm: "WarmStart | None", args: argparse.Namespace) -> "Report":
-    from gemctl.commands.launching import launch
+    from gemctl.commands.launching import launcher_of, submitted
+    from gemctl.commands.supervise import supervise
     from gemctl.data.synthetic import absent, ensure
-    from gemctl.launchers.local import check_gpus
     from gemctl.render.show import note, show
     from gemctl.run.directory import RunDir, folder_of
     from gemctl.run.report import build
 
     folder_of(config.run.root, config.run.name)  # where nothing can be written, nothing begins
-    check_gpus(config.cluster, config.launcher)
+    launcher_of(config.launcher.kind).check_here(config)
     for value in filter(None, [plan, warm]):
         if not args.json:
             show(value)
@@ -80,5 +83,5 @@ def _train(config: "Config", plan: "Plan", warm: "WarmStart | None", args: argpa
         note(f"writing the synthetic log: {', '.join(files)}")
         ensure(config.data)
     run = RunDir.create(config.run.root, config.run.name, args.command_line)
-    launch(run, 1, config, plan)
+    supervise(run, submitted(run, config, plan))
     return build(run)

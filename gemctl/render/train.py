@@ -8,13 +8,15 @@ from gemctl.render.show import rendered
 
 
 def dry_run(value: DryRun) -> Any:
-    """The plan, then one block for each role of the request."""
+    """The plan, then one block for each role of the request, then the scheduler's own form whole."""
     from rich.console import Group
     from rich.text import Text
 
     roles = value.request["roles"]
     warm = [Text(rendered(value.warm_start))] if value.warm_start is not None else []
-    return Group(rendered(value.plan), *warm, Text("\n".join(["", *(line for role in roles for line in _role(role))])))
+    form = [] if value.form is None else ["", value.form.rstrip()]
+    lines = ["", *(line for role in roles for line in _role(role)), *form]
+    return Group(rendered(value.plan), *warm, Text("\n".join(lines)))
 
 
 def _role(role: dict[str, Any]) -> list[str]:

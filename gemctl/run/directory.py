@@ -4,6 +4,7 @@ runs/<name>/<run_id>/
   run.json            identity, git commit, versions, command line; written once
   requests/<n>.json   stop, save (gemctl/run/requests.py)
   supervisor.jsonl    attempts, causes, budgets; append-only
+  submissions/<n>/    what was asked for (gemctl/run/submission.py)
   attempts/<n>/       gemctl/run/attempt.py
   checkpoints/        step_<n>.a<attempt>/
 
@@ -38,6 +39,7 @@ class RunDir:
         self.path = path
         self.requests = path / "requests"
         self.checkpoints = path / "checkpoints"
+        self.submissions = path / "submissions"
         self.supervisor_log = path / "supervisor.jsonl"
 
     @property

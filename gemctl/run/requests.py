@@ -50,8 +50,12 @@ def pending(run: RunDir, attempt: Attempt, after: int = 0) -> list[Request]:
 
     Requests from before the attempt are not its own. A caller that has dealt with some passes the last number.
     """
-    number = max(after + 1, _first(attempt))
-    found = []
+    return filed(run, max(after + 1, _first(attempt)))
+
+
+def filed(run: RunDir, first: int) -> list[Request]:
+    """Requests with numbers from `first` on, in order."""
+    number, found = first, []
     while (path := run.requests / f"{number}.json").exists():
         found.append(Request(number, read_json(path)["kind"]))
         number += 1

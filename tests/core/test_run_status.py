@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gemctl.commands import resume, status, stop
+from gemctl.commands import resume, status, stop, supervise
 from gemctl.errors import InputError
 from gemctl.run import requests
 from gemctl.run.attempt import Attempt, Base, Heartbeat, claim
@@ -76,9 +76,9 @@ def test_resume_of_a_run_that_beats_is_refused_with_host_and_age(run: RunDir) ->
         Heartbeat(attempt, 0.02),
         pytest.raises(InputError, match=rf"runs on host {attempt.claim().host}, its last beat is 0\.\d s old"),
     ):
-        resume.refuse_living(run, attempt)
+        supervise.refuse_living(run, attempt)
     attempt.write_end("stopped", step=3)
-    resume.refuse_living(run, attempt)
+    supervise.refuse_living(run, attempt)
 
 
 def test_resume_of_a_run_that_was_never_launched_is_refused(run: RunDir) -> None:
@@ -97,7 +97,7 @@ def test_folder_whose_maker_died_before_its_claim_is_a_dead_attempt(
         stop.run(_args(run))
     last = run.last_attempt()
     assert last is not None
-    resume.refuse_living(run, last)
+    supervise.refuse_living(run, last)
     assert _start(run, last.number + 1).number == 10
 
 

@@ -1,0 +1,107 @@
+"""`gemctl supervise`: the supervisor of a submitted run, in this process; batch scripts and --detach start it.
+
+gemctl supervise RUN
+
+It goes on where the run's attempts stand: brought back by a scheduler after its host has died, it makes the next one.
+"""
+
+import argparse
+import time
+from typing import TYPE_CHECKING
+
+from gemctl.errors import InputError
+
+if TYPE_CHECKING:
+    from gemctl.run.attempt import Attempt
+    from gemctl.run.directory import RunDir
+    from gemctl.run.submission import Submission
+
+HELP = "Follow a submitted run's attempts here; batch scripts and --detach start it."
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="path of a run, its id or a unique prefix of it")
+    parser.add_argument("--submission", type=int, metavar="N", help="only if this one is the newest")
+    parser.add_argument("--root", default="runs", metavar="DIR", help="where run directories lie (default: runs)")
+
+
+def run(args: argparse.Namespace) -> None:
+    from gemctl.run.directory import find
+    from gemctl.run.submission import newest, submissions
+
+    target = find(args.run, args.root)
+    known = {submission.number: submission for submission in submissions(target)}
+    wanted = newest(target) if args.submission is None else known.get(args.submission)
+    if wanted is None and args.submission is not None:
+        raise InputError(f"--submission {args.submission}: {target.run_id} has {', '.join(map(str, known)) or 'none'}")
+    if wanted is None:
+        raise InputError(f"{target.run_id}: nothing was submitted; gemctl resume {target.run_id} does")
+    last = target.last_attempt()
+    if last is not None:
+        refuse_living(target, last)
+    supervise(target, wanted)
+
+
+def supervise(run: "RunDir", submission: "Submission") -> None:
+    """Runs the submission's attempts in this process, with progress on stderr, from where they stand.
+
+    The last attempt is known to be dead. Returns at once if it has ended as it was asked to. Raises InputError where a
+    newer submission has the run; RunFailed with the root cause; Interrupted with the command that goes on.
+    """
+    from gemctl.commands.launching import agents_of
+    from gemctl.config.compose import from_yaml
+    from gemctl.recover.supervisor import Prepared, run_attempts
+    from gemctl.render.progress import Progress
+    from gemctl.render.show import note
+
+    _refuse_overtaken(run, submission)
+    last = run.last_attempt()
+    if (reason := _nothing_to_do(run, submission, last)) is not None:
+        note(reason)
+        return
+    text = submission.config.read_text()
+    config = from_yaml(text, str(submission.config))
+    launcher = config.launcher
+    prepared = Prepared(text, submission.plan.read_text(), launcher.nodes, launcher.ranks_per_node)
+    with Progress(steps=config.train.steps) as progress:
+        number = last.number + 1 if last is not None else 1
+        run_attempts(run, number, prepared, config.recover, agents_of(run, config), progress)
+
+
+def _refuse_overtaken(run: "RunDir", submission: "Submission") -> None:
+    from gemctl.run.submission import newest
+
+    last = newest(run)
+    if last is not None and last.number > submission.number:
+        raise InputError(
+            f"{run.run_id}: submission {submission.number} is void: submission {last.number} was made after it"
+        )
+
+
+def _nothing_to_do(run: "RunDir", submission: "Submission", last: "Attempt | None") -> str | None:
+    """Why no attempt has to be made: the last one ended as wanted, or a stop request found nobody to take it."""
+    from gemctl.run.requests import filed
+
+    own = last is not None and last.number >= submission.first_attempt
+    end = last.end() if last is not None and own else None
+    if end is not None and end["outcome"] in {"finished", "stopped"}:
+        return f"run {run.run_id}: attempt {last.number if last else 0} has {end['outcome']}"
+    first = last.claim().first_request if last is not None and own and last.claimed else submission.first_request
+    if any(wish.kind == "stop" for wish in filed(run, first)):
+        return f"run {run.run_id}: was asked to stop before this attempt; gemctl resume {run.run_id} goes on"
+    return None
+
+
+def refuse_living(run: "RunDir", attempt: "Attempt") -> None:
+    """InputError if the attempt still beats."""
+    from gemctl.render.show import note
+    from gemctl.run.attempt import watch_beat
+
+    if not attempt.end_file.exists():
+        note(f"attempt {attempt.number} left no end; watching up to {attempt.patience:.0f} s for a beat")
+    if watch_beat(attempt) is not None:
+        age = max(0.0, time.time() - attempt.heartbeat.stat().st_mtime)
+        raise InputError(
+            f"{run.run_id}: attempt {attempt.number} runs on host {attempt.claim().host}, its last beat is {age:.1f} s "
+            f"old; to end it: gemctl stop {run.run_id}"
+        )

@@ -1,0 +1,108 @@
+"""What was asked for when a run was started or resumed: made before anything starts, and kept.
+
+    submissions/<n>/
+      config.yaml plan.json   what the attempts under it copy
+      request.json            the launch request (a TorchX AppDef), the first attempt that is meant; makes it exist
+      job.*                   the scheduler's own form of it, where there is one
+      submitted.json          who runs it: host and process of its supervisor, or the scheduler's job
+      supervisor.log          what a supervisor without a terminal has said
+
+    gemctl supervise RUN      # runs the attempts of the newest one
+
+A newer submission makes an older one void: a job that waited too long, or was requeued, does not take the run back.
+"""
+
+import os
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from gemctl.run.directory import RunDir
+from gemctl.run.files import create_json, entries, read_json
+
+JobState = Literal["waiting", "running", "ended", "unknown"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the scheduler says of a submission's job. `detail`: its own words, or why it could not be asked."""
+
+    id: str
+    state: JobState
+    detail: str
+
+
+class Submission:
+    """The files of one submission; its folder exists."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.number = int(path.name)
+        self.config = path / "config.yaml"
+        self.plan = path / "plan.json"
+        self.request = path / "request.json"
+        self.submitted_file = path / "submitted.json"
+        self.output = path / "supervisor.log"
+
+    @property
+    def kind(self) -> str:
+        """The launcher.kind that it is for."""
+        return str(read_json(self.request)["kind"])
+
+    @property
+    def first_attempt(self) -> int:
+        """Attempts from this number on were made under it, or under a later submission."""
+        return int(read_json(self.request)["first_attempt"])
+
+    @property
+    def first_request(self) -> int:
+        """Stop requests with lower numbers were meant for what was before it."""
+        return int(read_json(self.request)["first_request"])
+
+    def submitted(self) -> dict[str, Any] | None:
+        """Who runs it: `host` and `pid`, or `job`, and `time`; None before it was handed over."""
+        return read_json(self.submitted_file) if self.submitted_file.exists() else None
+
+    def write_submitted(self, **facts: Any) -> None:
+        create_json(self.submitted_file, {"time": time.time(), "host": socket.gethostname(), **facts})
+
+
+def submit(run: RunDir, config: str, plan: str, request: dict[str, Any]) -> Submission:
+    """Makes the run's next submission. `config`, `plan`: config.yaml and plan.json; `request`: `kind` and `app`."""
+    last = run.last_attempt()
+    submission = Submission(_next_folder(run))
+    submission.config.write_text(config)
+    submission.plan.write_text(plan)
+    facts = {
+        "time": time.time(),
+        "pid": os.getpid(),
+        "first_attempt": last.number + 1 if last is not None else 1,
+        "first_request": 1 + sum(1 for _ in run.requests.glob("*.json")),
+    }
+    create_json(submission.request, {**facts, **request})
+    return submission
+
+
+def _next_folder(run: RunDir) -> Path:
+    number = 1 + max((int(path.name) for path in entries(run.submissions) if path.name.isdigit()), default=0)
+    while True:
+        folder = run.submissions / str(number)
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:  # two submit at once
+            number += 1
+
+
+def submissions(run: RunDir) -> list[Submission]:
+    """All submissions of the run, oldest first; one whose maker died before its request.json is none."""
+    numbers = sorted(int(path.name) for path in entries(run.submissions) if path.name.isdigit())
+    found = [Submission(run.submissions / str(number)) for number in numbers]
+    return [submission for submission in found if submission.request.exists()]
+
+
+def newest(run: RunDir) -> Submission | None:
+    """What was asked for last; None for a run of an older gemctl, or one that was never launched."""
+    return next(reversed(submissions(run)), None)
