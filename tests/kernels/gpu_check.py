@@ -7,8 +7,11 @@ Random jagged batches with empty, 1-token and 10,000-token sequences, every buff
 bfloat16 and float16, 1e-5 for float32; for GDPA's output ‖ |act(S)| |V| ‖ stands in for ‖wanted‖.
 """
 
+import fcntl
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,13 +47,19 @@ class Check:
     options: Options = field(default_factory=dict)
     seeds: int = 0
     biased: bool = False
+    hidden: int = 0  # first keys of every row that a bias of −inf hides
     rotary: bool = False
     scale: float = 1.0
     shift: float = 0.0
 
     def __str__(self) -> str:
         marks = [f"x{self.scale}" * (self.scale != 1), f"shift{self.shift}" * (self.shift != 0)]
-        marks += ["biased" * self.biased, "rotary" * self.rotary, f"seeds{self.seeds}" * (self.seeds > 0)]
+        marks += [
+            "biased" * self.biased,
+            f"hidden{self.hidden}" * (self.hidden > 0),
+            "rotary" * self.rotary,
+            f"seeds{self.seeds}" * (self.seeds > 0),
+        ]
         kind = (
             f"{self.heads[0]}/{self.heads[1]}x{self.dim}-{len(self.len_q)}{'self' if self.len_k is None else 'cross'}"
         )
@@ -86,6 +95,8 @@ def checks() -> list[Check]:
     found += [flash(heads=(4, 2), len_k=KEYS, dim=128), flash(heads=(4, 1), options={"causal": True}, biased=True)]
     found += [score(heads=(4, 2), len_k=KEYS), score(seeds=5, len_k=KEYS, heads=(4, 2))]
     found += [flash(dim=16, heads=(4, 4)), score("gelu_approx", dim=16), flash(dim=128, len_q=LONG)]
+    found += [flash(dtype=dtype, len_q=[300, 700], biased=True, hidden=130) for dtype in (BF16, FP32)]
+    found += [score(seeds=5, len_k=[0, 0, 0]), Check("pooled", len_k=[0, 0, 0], seeds=4)]
     found += [flash(options={"scale": 0.125}, shift=shift) for shift in (30.0, -30.0)]
     found += [flash(options={"scale": 0.125, "causal": True}, shift=shift) for shift in (30.0, -30.0)]
     found += [
@@ -120,6 +131,8 @@ def inputs(check: Check) -> dict[str, Tensor]:
         x = x if name == "bias" else x.mul_(check.scale)
         if check.shift and name in "qk":  # one column whose product is the shift, exact in every dtype
             x[..., -1] = check.shift * 2 if name == "q" else 4.0
+        if name == "bias":
+            x[:, :, : check.hidden] = -torch.inf
         found[name] = x.to(check.dtype)
     return found
 
@@ -191,6 +204,16 @@ def test_equals_the_definition(check: Check) -> None:
     assert all(error <= TOLERANCE[check.dtype] for error in errors.values()), errors
 
 
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """One such test at a time: each takes a quarter of the GPU's memory."""
+    with (Path(tempfile.gettempdir()) / "gemctl_gpu_check.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+        torch.cuda.empty_cache()
+
+
+@pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("op", ["flash", "gdpa", "block", "pooled"])
 def test_more_than_2_31_elements(op: str) -> None:
     """The last sequences of tensors whose elements an int32 does not count."""
