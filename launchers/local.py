@@ -13,9 +13,9 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from gemctl.cluster.host import find_gpus
 from gemctl.config.schema import Config, LauncherConfig
@@ -71,18 +71,22 @@ def start(run: RunDir, submission: Submission, config: Config) -> None:
             stderr=output,
             start_new_session=True,
         )
-    submission.write_submitted(pid=supervisor.pid)
+    submission.write_process(supervisor.pid)
 
 
-def job(submission: Submission) -> Job | None:
-    """The supervisor's process, if it was started on this machine."""
-    submitted = submission.submitted()
+def jobs(submissions: Sequence[Submission]) -> list[Job | None]:
+    """The supervisors' processes, as far as this machine can tell."""
+    return [_job(submission.submitted()) for submission in submissions]
+
+
+def _job(submitted: dict[str, Any] | None) -> Job | None:
     if submitted is None:
         return None
-    if submitted["host"] != socket.gethostname():
-        return Job(str(submitted["pid"]), "unknown", f"runs on {submitted['host']}")
-    state: Literal["running", "ended"] = "running" if process.running(submitted["pid"]) else "ended"
-    return Job(str(submitted["pid"]), state, f"process {submitted['pid']}")
+    pid, host = submitted["pid"], submitted["host"]
+    if host != socket.gethostname():
+        return Job(str(pid), "unknown", f"process {pid} of host {host}")
+    alive = submitted["started"] is not None and process.started(pid) == submitted["started"]
+    return Job(str(pid), "running" if alive else "ended", f"process {pid} of this host")
 
 
 def cancel(submission: Submission) -> None:

@@ -24,6 +24,13 @@ def add_configuration(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config-dir", metavar="DIR", help="folder with more choices, as DIR/GROUP/CHOICE.yaml")
 
 
+def add_detach(parser: argparse._ActionsContainer) -> None:
+    """Adds --detach."""
+    parser.add_argument(
+        "--detach", action="store_true", help="return once the run has begun or waits in a queue; it outlives the shell"
+    )
+
+
 def composed(args: argparse.Namespace) -> "Config":
     """The configuration that the arguments ask for. Raises InputError with all problems."""
     from gemctl.config.compose import compose

@@ -5,6 +5,7 @@ A launcher is a module of launchers/ with the functions of `Launcher`; launcher.
 
 import dataclasses
 import importlib
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -12,13 +13,15 @@ from gemctl.commands.configured import planned
 from gemctl.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torchx.specs import AppDef
 
     from gemctl.config.schema import Config, DataConfig
     from gemctl.plan.build import Plan
     from gemctl.recover.supervisor import Agents
     from gemctl.run.directory import RunDir
-    from gemctl.run.submission import Job, Submission
+    from gemctl.run.submission import Detached, Job, Submission
 
 LAUNCHERS = {"local": "gemctl.launchers.local"}
 
@@ -40,8 +43,8 @@ class Launcher(Protocol):
     def start(self, run: "RunDir", submission: "Submission", config: "Config") -> None:
         """Has `gemctl supervise` started for the submission, apart from this process, and writes submitted.json."""
 
-    def job(self, submission: "Submission") -> "Job | None":
-        """What became of what `start` started; None if it was not."""
+    def jobs(self, submissions: "Sequence[Submission]") -> "list[Job | None]":
+        """What became of what `start` started for each, by one question to a scheduler; None where nothing was."""
 
     def cancel(self, submission: "Submission") -> None:
         """Takes a job that waits out of its queue."""
@@ -88,6 +91,29 @@ def submitted(run: "RunDir", config: "Config", plan: "Plan") -> "Submission":
     last = run.last_attempt()
     app = request(run.path, last.number + 1 if last is not None else 1, config.launcher)
     return submit(run, to_yaml(config), plan_json(plan), {"kind": config.launcher.kind, "app": to_json(app)})
+
+
+def launch(run: "RunDir", config: "Config", plan: "Plan", detach: bool) -> "Detached | None":
+    """Submits the run and follows it to its end, which is raised unless it is a good one; with `detach`, to its start.
+
+    Raises as gemctl.commands.supervise.supervise does; GemctlError if it does not start.
+    """
+    from gemctl.commands.following import Following, wait_for_start
+    from gemctl.commands.supervise import supervise
+    from gemctl.render.progress import Progress
+
+    submission = submitted(run, config, plan)
+    launcher = launcher_of(config.launcher.kind)
+    if launcher.IN_PROCESS and not detach:
+        submission.write_process(os.getpid())
+        supervise(run, submission)
+        return None
+    launcher.start(run, submission, config)
+    if detach:
+        return wait_for_start(run, submission, launcher)
+    with Progress(steps=config.train.steps) as progress:
+        Following(run, submission, launcher, progress).follow()
+    return None
 
 
 def _from_anywhere(data: "DataConfig") -> "DataConfig":

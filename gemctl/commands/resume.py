@@ -8,6 +8,7 @@ gemctl resume RUN optim.dense.lr=1e-4 --allow optim.dense.lr
 import argparse
 from typing import Any
 
+from gemctl.commands.configured import add_detach
 from gemctl.errors import InputError
 
 HELP = "Go on with a run from its newest verified checkpoint, on the same or another number of ranks."
@@ -21,14 +22,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allow", action="append", default=[], metavar="KEY", help="change this key although it changes the curve"
     )
-    parser.add_argument("--dry-run", action="store_true", help="print what would be loaded, moved and lost, and stop")
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument("--dry-run", action="store_true", help="print what would be loaded, moved and lost, and stop")
+    add_detach(instead)
     parser.add_argument("--root", default="runs", metavar="DIR", help="where run directories lie (default: runs)")
 
 
 def run(args: argparse.Namespace) -> Any:
     from gemctl.cluster.software import require
-    from gemctl.commands.launching import checked_plan, launcher_of, submitted
-    from gemctl.commands.supervise import refuse_living, supervise
+    from gemctl.commands.launching import checked_plan, launch, launcher_of
+    from gemctl.commands.supervise import refuse_living
     from gemctl.config.compose import compose, from_yaml
     from gemctl.config.resuming import changes, check_changes
     from gemctl.render.show import show
@@ -55,5 +58,4 @@ def run(args: argparse.Namespace) -> Any:
         return ahead
     if not args.json:
         show(ahead)
-    supervise(target, submitted(target, config, plan))
-    return build(target)
+    return launch(target, config, plan, args.detach) or build(target)

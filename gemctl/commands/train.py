@@ -9,13 +9,14 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gemctl.commands.configured import add_configuration, check_data, composed
+from gemctl.commands.configured import add_configuration, add_detach, check_data, composed
 
 if TYPE_CHECKING:
     from gemctl.config.schema import Config
     from gemctl.launchers.dry_run import DryRun
     from gemctl.plan.build import Plan
     from gemctl.run.report import Report
+    from gemctl.run.submission import Detached
     from gemctl.run.warm_start import WarmStart
 
 HELP = "Train a model as the configuration says."
@@ -26,6 +27,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument("--cfg", action="store_true", help="print the composed configuration and start nothing")
     instead.add_argument("--dry-run", action="store_true", help="print plan and launch request and start nothing")
+    add_detach(instead)
 
 
 def run(args: argparse.Namespace) -> Any:
@@ -65,9 +67,8 @@ def _dry_run(config: "Config", plan: "Plan", warm: "WarmStart | None") -> "DryRu
     return DryRun(plan, to_json(app), form, warm)
 
 
-def _train(config: "Config", plan: "Plan", warm: "WarmStart | None", args: argparse.Namespace) -> "Report":
-    from gemctl.commands.launching import launcher_of, submitted
-    from gemctl.commands.supervise import supervise
+def _train(config: "Config", plan: "Plan", warm: "WarmStart | None", args: argparse.Namespace) -> "Report | Detached":
+    from gemctl.commands.launching import launch, launcher_of
     from gemctl.data.synthetic import absent, ensure
     from gemctl.render.show import note, show
     from gemctl.run.directory import RunDir, folder_of
@@ -83,5 +84,4 @@ def _train(config: "Config", plan: "Plan", warm: "WarmStart | None", args: argpa
         note(f"writing the synthetic log: {', '.join(files)}")
         ensure(config.data)
     run = RunDir.create(config.run.root, config.run.name, args.command_line)
-    supervise(run, submitted(run, config, plan))
-    return build(run)
+    return launch(run, config, plan, args.detach) or build(run)

@@ -36,6 +36,7 @@ RENDERERS = {
     "gemctl.run.scores.Evaluation": "gemctl.render.eval:evaluation",
     "gemctl.plan.build.Plan": "gemctl.render.plan:plan",
     "gemctl.run.requests.StopFiled": "gemctl.render.status:stop_filed",
+    "gemctl.run.submission.Detached": "gemctl.render.status:detached",
     "gemctl.run.status.RunList": "gemctl.render.status:run_list",
     "gemctl.run.status.RunStatus": "gemctl.render.status:run_status",
     "gemctl.launchers.dry_run.DryRun": "gemctl.render.train:dry_run",

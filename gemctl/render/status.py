@@ -9,6 +9,7 @@ if TYPE_CHECKING:
 
     from gemctl.run.requests import StopFiled
     from gemctl.run.status import AttemptStatus, RunList, RunStatus
+    from gemctl.run.submission import Detached
 
 
 def run_list(value: "RunList") -> "Group":
@@ -61,6 +62,17 @@ def _row(attempt: "AttemptStatus") -> list[str]:
         numbers[1] or "–",
         beat,
     ]
+
+
+def detached(value: "Detached") -> str:
+    """Whose the run is now, and how to follow and stop it."""
+    state = "runs" if value.attempt is not None else "waits" if _waits(value) else "is being started"
+    by = "" if value.job is None else f": {value.job.detail}"
+    return f"run {value.run} {state}{by}\nfollow it: gemctl logs -f {value.run}\nstop it: gemctl stop {value.run}"
+
+
+def _waits(value: "Detached") -> bool:
+    return value.job is not None and value.job.state == "waiting"
 
 
 def stop_filed(value: "StopFiled") -> str:

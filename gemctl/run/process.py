@@ -45,13 +45,21 @@ def exit_code(pid: int) -> int | None:
     return seen.si_status if seen.si_code == os.CLD_EXITED else -seen.si_status
 
 
+def started(pid: int) -> int | None:
+    """When process `pid` was started, in ticks since the machine was: with its number it names it for good.
+
+    None if it does not run.
+    """
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if fields[0] in {"Z", "X"} else int(fields[19])
+
+
 def running(pid: int) -> bool:
     """True while process `pid` runs; a zombie, which only waits to be reaped, does not."""
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return status.rpartition(")")[2].split()[0] not in {"Z", "X"}
+    return started(pid) is not None
 
 
 def how_ended(pid: int) -> str | None:

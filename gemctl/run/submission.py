@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from gemctl.run import process
 from gemctl.run.directory import RunDir
 from gemctl.run.files import create_json, entries, read_json
 
@@ -27,11 +28,22 @@ JobState = Literal["waiting", "running", "ended", "unknown"]
 
 @dataclass(frozen=True)
 class Job:
-    """What the scheduler says of a submission's job. `detail`: its own words, or why it could not be asked."""
+    """What the scheduler says of a submission's job. `detail`: the same for people ("SLURM job 12: PENDING, Priority"),
+    or why it could not be asked ("SLURM job 12: squeue gave no answer in 10 s")."""
 
     id: str
     state: JobState
     detail: str
+
+
+@dataclass(frozen=True)
+class Detached:
+    """A run whose supervisor is another process: `job`. `attempt`: the one that has begun, None while it waits."""
+
+    run: str
+    submission: int
+    attempt: int | None
+    job: Job | None
 
 
 class Submission:
@@ -65,7 +77,12 @@ class Submission:
         """Who runs it: `host` and `pid`, or `job`, and `time`; None before it was handed over."""
         return read_json(self.submitted_file) if self.submitted_file.exists() else None
 
+    def write_process(self, pid: int) -> None:
+        """Says that process `pid` of this machine is its supervisor."""
+        self.write_submitted(pid=pid, started=process.started(pid))
+
     def write_submitted(self, **facts: Any) -> None:
+        """Says who runs it: a scheduler's `job`, for one."""
         create_json(self.submitted_file, {"time": time.time(), "host": socket.gethostname(), **facts})
 
 

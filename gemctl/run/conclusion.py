@@ -1,0 +1,62 @@
+"""How an attempt ended, in one text: what the failing command says, `status`, `logs` and `report` say too.
+
+    conclusion(run, attempt)      # "run 2026… failed: rank 1 failed first, in stage step, step 3: killed by SIGKILL\n…"
+
+It is read from the attempt's end.json alone.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from gemctl.run.attempt import Attempt
+from gemctl.run.directory import RunDir
+from gemctl.run.manifest import checkpoints
+
+
+def conclusion(run: RunDir, attempt: Attempt) -> str | None:
+    """How the attempt ended, why, and how to go on; None before it has."""
+    end = attempt.end()
+    if end is None:
+        return None
+    lines = [f"run {run.run_id} {_ended(end)}", *_log(end)]
+    if end.get("refusal"):
+        lines.append(f"not tried again: {end['refusal']}")
+    return "\n".join(lines if end["outcome"] == "finished" else [*lines, hint(run)])
+
+
+def hint(run: RunDir) -> str:
+    """The command that goes on, and from where."""
+    newest = next((found for found in checkpoints(run) if found.flaw is None), None)
+    saved = "no checkpoint: from the start" if newest is None else f"from step {newest.step}"
+    return f"go on ({saved}): gemctl resume {reference(run)}"
+
+
+def reference(run: RunDir) -> str:
+    """How a user names the run from where they are: its id if it lies below ./runs, else its path."""
+    return run.run_id if run.path.parent.parent == Path("runs").absolute() else short(run.path)
+
+
+def short(path: Path) -> str:
+    """The path as one would type it here."""
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith("..") else relative
+
+
+def _ended(end: dict[str, Any]) -> str:
+    step, cause = end.get("step"), end.get("cause")
+    match end["outcome"]:
+        case "finished":
+            return "has finished"
+        case "killed":
+            return "was ended at once"
+        case "stopped" | "preempted" as outcome:
+            why = ", as its time is up" if outcome == "preempted" else ""
+            return "stopped before its first step" if step is None else f"stopped at step {step}, saved{why}"
+        case outcome:
+            return f"{outcome}: {cause['text']}" if cause else str(outcome)
+
+
+def _log(end: dict[str, Any]) -> list[str]:
+    log = (end.get("cause") or {}).get("log")
+    return [f"log: {short(Path(log))}"] if log else []
