@@ -308,7 +308,7 @@ class Agent:
 
     def _on_signal(self, number: int, frame: object) -> None:
         if not requests.pending(self.run, self.attempt):
-            requests.file(self.run, "stop")
+            requests.file(self.run, "stop", signal.Signals(number).name)
 
     def _superseded(self) -> None:
         """A higher attempt exists. If it is not our owner's, end at once; the ranks die with their parent."""

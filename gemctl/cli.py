@@ -4,7 +4,7 @@
 
 Commands are imported only when used, so `gemctl --help` costs little more than starting Python. A command is a module
 gemctl/commands/<name>.py with `HELP` (its summary), `arguments(parser)` and `run(args)`, which returns a value for
-gemctl/render/show.py. Exit codes: 0, 1 the run failed, 2 bad input, 3 does not fit, 130 interrupted.
+gemctl/render/show.py. Exit codes: 0, 1 the run failed, 2 bad input, 3 does not fit, 130 Ctrl-C, 143 SIGTERM.
 """
 
 import argparse
@@ -33,7 +33,7 @@ COMMANDS = {
 }
 FULL = {errno.ENOSPC, errno.EDQUOT}
 REFUSED = {errno.EROFS, errno.EACCES, errno.EPERM}
-EPILOG = "exit codes: 0 done, 1 the run failed, 2 bad input, 3 does not fit, 130 interrupted"
+EPILOG = "exit codes: 0 done or stopped, 1 the run failed, 2 bad input, 3 does not fit, 130 Ctrl-C, 143 SIGTERM"
 
 
 class Parser(argparse.ArgumentParser):

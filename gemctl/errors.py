@@ -28,6 +28,13 @@ class DoesNotFit(GemctlError):
 
 
 class Interrupted(GemctlError):
-    """The user stopped the run; what was done is saved and the message says how to go on."""
+    """A signal ended the run; what was done is saved and the message says how to go on.
+
+    `exit_code`: as a shell counts, 130 after a Ctrl-C (SIGINT), 143 after SIGTERM.
+    """
 
     exit_code = 130
+
+    def __init__(self, message: str, exit_code: int = 130) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code

@@ -37,11 +37,12 @@ from gemctl.specs.yaml_file import KeyPath, dotted
 _MISSING = object()
 
 EXIT_CODES = {
-    0: "done",
+    0: "done, or stopped by `gemctl stop`; what was done is saved",
     1: "the run failed; the message names the rank and the stage",
     2: "bad input; nothing was started, every problem is on a line of its own",
     3: "the plan does not fit; the message names the largest objects and the nearest change that fits",
-    130: "interrupted; what was done is saved and the message says how to go on",
+    130: "interrupted by Ctrl-C; what was done is saved (not after a second Ctrl-C), the message says how to go on",
+    143: "told to end by SIGTERM, or by SIGUSR1 where no scheduler brings the run back; else as 130",
 }
 
 

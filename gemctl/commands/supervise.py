@@ -62,7 +62,9 @@ def supervise(run: "RunDir", submission: "Submission") -> None:
     text = submission.config.read_text()
     config = from_yaml(text, str(submission.config))
     launcher = config.launcher
-    prepared = Prepared(text, submission.plan.read_text(), launcher.nodes, launcher.ranks_per_node)
+    prepared = Prepared(
+        text, submission.plan.read_text(), launcher.nodes, launcher.ranks_per_node, submission.first_attempt
+    )
     with Progress(steps=config.train.steps) as progress:
         number = last.number + 1 if last is not None else 1
         run_attempts(run, number, prepared, config.recover, agents_of(run, config), progress)
@@ -84,10 +86,11 @@ def _nothing_to_do(run: "RunDir", submission: "Submission", last: "Attempt | Non
 
     own = last is not None and last.number >= submission.first_attempt
     end = last.end() if last is not None and own else None
-    if end is not None and end["outcome"] in {"finished", "stopped"}:
+    taken_away = end is not None and end.get("kind") is not None  # by SIGTERM: where this comes, the job was requeued
+    if end is not None and end["outcome"] in {"finished", "stopped"} and not taken_away:
         return f"run {run.run_id}: attempt {last.number if last else 0} has {end['outcome']}"
     first = last.claim().first_request if last is not None and own and last.claimed else submission.first_request
-    if any(wish.kind == "stop" for wish in filed(run, first)):
+    if any(wish.kind == "stop" and wish.signal is None for wish in filed(run, first)):
         return f"run {run.run_id}: was asked to stop before this attempt; gemctl resume {run.run_id} goes on"
     return None
 

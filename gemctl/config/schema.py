@@ -57,10 +57,16 @@ class TrainConfig:
 
 @dataclass
 class BudgetsConfig:
-    """How many failures of a kind are answered with another attempt."""
+    """How many ends of a kind are answered with another attempt, in all of one submission."""
 
     __pydantic_config__ = FORBID
-    crash: Annotated[NonNegative, Field(description="ranks that died or raised")] = 0
+    preemption: Annotated[NonNegative, Field(description="hosts or the supervisor taken away, or lost")] = 100
+    time_limit: Annotated[NonNegative, Field(description="the scheduler's time limit came")] = 1000
+    crash: Annotated[NonNegative, Field(description="ranks that died, raised or hung after the first step")] = 10
+    startup: Annotated[NonNegative, Field(description="failures before the first step")] = 0
+    no_progress: Annotated[
+        NonNegative, Field(description="of crash and startup: failures in a row that left no newer checkpoint")
+    ] = 2
 
 
 @dataclass

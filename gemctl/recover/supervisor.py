@@ -3,35 +3,37 @@
     gemctl train …        # runs it, in the foreground
 
 It decides from the attempt's own records (gemctl/recover/records.py): a rank that has died, a stage without a sign for
-`recover.watchdog` seconds, an agent that has gone or stopped beating. The first Ctrl-C or SIGTERM files a stop request,
-which the ranks agree on at the end of their step; a second one ends everything at once.
+`recover.watchdog` seconds, an agent that has gone or stopped beating. Ctrl-C, SIGTERM and SIGUSR1 file a stop request,
+which the ranks agree on at the end of their step; a second Ctrl-C ends everything at once (gemctl/recover/signals.py).
+How often a run is brought back is counted by what ended its attempts (gemctl/recover/budgets.py).
 """
 
-import contextlib
 import dataclasses
 import os
-import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from gemctl.config.schema import RecoverConfig
 from gemctl.errors import GemctlError, Interrupted
+from gemctl.recover.budgets import MEANING, History, Kind
 from gemctl.recover.cause import Cause, lost_hosts, root_cause
 from gemctl.recover.records import Records
+from gemctl.recover.signals import TIME_LIMIT, Asked
 from gemctl.run import requests
 from gemctl.run.attempt import Attempt, Base, claim
 from gemctl.run.directory import RunDir
-from gemctl.run.files import JsonLog
-from gemctl.run.manifest import checkpoints, newest_verified
+from gemctl.run.files import JsonLog, read_log
+from gemctl.run.manifest import Checkpoint, checkpoints, newest_verified
 
 POLL = 0.02
 AGENT_POLL = 0.2  # seconds between looks at what costs more: the agent's process, the attempts' folder
 STARTUP = 60.0  # seconds, at least, until all ranks have a process: imports on a busy machine are no hang
 KILL_GRACE = 3.0  # seconds an agent has to kill its ranks and say so before it is killed itself
 FAIL_GRACE = 3.0  # seconds between a rank's own failure and its end
+TOLD = 143  # exit code of a run that was told to end, as a shell counts SIGTERM
 
 
 class Agents(Protocol):
@@ -52,27 +54,48 @@ class Follower(Protocol):
 
 @dataclass(frozen=True)
 class Prepared:
-    """What an attempt runs: its config.yaml and plan.json as text, and the ranks that the plan is for."""
+    """What an attempt runs: its config.yaml and plan.json as text, and the ranks that the plan is for.
+
+    `first`: number of the first attempt of its submission; budgets count from there. `base`: what a preflight has
+    verified just now for the first attempt to start from.
+    """
 
     config: str
     plan: str
     nodes: int
     ranks_per_node: int
+    first: int = 1
+    base: Base | None = None
+
+
+Outcome = Literal["finished", "stopped", "preempted", "failed", "killed"]
 
 
 @dataclass(frozen=True)
 class _End:
-    outcome: Literal["finished", "stopped", "failed", "killed"]
+    """How an attempt ended. `kind`: the budget that it costs; None: it costs none, and is not tried again."""
+
+    outcome: Outcome
     step: int | None
     cause: Cause | None = None
+    kind: Kind | None = None
+    signal: str | None = None  # what stopped it, if it was not a request
 
 
 class RunFailed(GemctlError):
     """The run failed and no budget is left; `cause` is the root cause of its last attempt."""
 
-    def __init__(self, message: str, cause: Cause) -> None:
+    def __init__(self, message: str, cause: Cause | None) -> None:
         super().__init__(message)
         self.cause = cause
+
+
+class Requeue(Interrupted):
+    """The run has saved and ended because its time is up, and its budget allows that it goes on in another job."""
+
+    def __init__(self, kind: Kind, message: str) -> None:
+        super().__init__(message, TOLD)
+        self.kind = kind
 
 
 def run_attempts(
@@ -80,8 +103,8 @@ def run_attempts(
 ) -> None:
     """Runs attempt `number` of the run, and others after failures as the budgets allow.
 
-    Returns when the run has finished, or was stopped by a request. Raises RunFailed with the root cause, or
-    Interrupted after a Ctrl-C or SIGTERM to this process.
+    Returns when the run has finished, or was stopped by a request. Raises RunFailed with the root cause, Interrupted
+    after a Ctrl-C or SIGTERM to this process (exit code 130, 143), or Requeue after a SIGUSR1 within its budget.
     """
     _Supervisor(run, prepared, recover, agents, follower).run_from(number)
 
@@ -91,30 +114,47 @@ class _Supervisor:
         self, run: RunDir, prepared: Prepared, recover: RecoverConfig, agents: Agents, follower: Follower
     ) -> None:
         self.run, self.prepared, self.recover, self.agents, self.follower = run, prepared, recover, agents, follower
-        self.interrupts = 0
+        self.asked = Asked()
+        self.next_request = 1  # the first that no attempt has seen
+        self.history = History(read_log(run.supervisor_log), prepared.first)
         self.log = JsonLog(run.supervisor_log)
 
     def run_from(self, number: int) -> None:
-        spent = 0
-        with _interrupts(self._interrupted):
+        with self.asked:
+            self._count_lost()
             try:
-                attempt = self._start(number, owner=None)
+                attempt = self._start(number, None, self.prepared.base)
                 while True:
-                    end = self._follow(attempt)
-                    again = end.outcome == "failed" and self._may_retry(attempt, spent)
-                    if not again:
+                    end, records = self._follow(attempt)
+                    end = dataclasses.replace(end, kind=self._kind(end, records))
+                    line = self._line(attempt, end)
+                    self.history.add(line)
+                    refusal = self._refusal(attempt, end)
+                    if end.outcome != "failed" or refusal is not None:
                         self._kill_all()
-                    self._record(attempt, end)
-                    if not again:
-                        return self._conclude(end)
-                    spent += 1
-                    self._say_again(end, spent)
-                    attempt = self._start(attempt.number + 1, owner=attempt.claim().owner)
+                        self._record(attempt, line)
+                        return self._conclude(end, refusal)
+                    self._record(attempt, line)
+                    self._say_again(end)
+                    attempt = self._start(attempt.number + 1, attempt, None)
             finally:
                 self._kill_all()
 
-    def _start(self, number: int, owner: str | None) -> Attempt:
-        """Takes the run with a new attempt, and hands it to the agents that live or to new ones."""
+    def _count_lost(self) -> None:
+        """Says which attempts of this submission ended with their supervisor. RunFailed if a budget is spent."""
+        for kind in MEANING:
+            if refusal := self.history.refusal(kind, self.recover.budgets):
+                raise RunFailed(f"run {self.run.run_id} is not brought back: {refusal}\n{self._hint()}", None)
+        if self.history.lost:
+            numbers, left = (
+                ", ".join(map(str, self.history.lost)),
+                self.history.left("preemption", self.recover.budgets),
+            )
+            self.follower.note(f"attempt {numbers} ended with its supervisor; going on ({left})")
+
+    def _start(self, number: int, last: Attempt | None, base: Base | None) -> Attempt:
+        """Takes the run with a new attempt, and hands it to the agents of its `last` one that live, or to new ones."""
+        owner = last.claim().owner if last is not None else None
         attempt = claim(
             self.run.path,
             number,
@@ -122,6 +162,7 @@ class _Supervisor:
             ranks_per_node=self.prepared.ranks_per_node,
             heartbeat=self.recover.heartbeat,
             owner=owner,
+            first_request=self.next_request if last is not None else None,
         )
         if owner is None or self.agents.ended():
             if owner is not None:
@@ -129,9 +170,11 @@ class _Supervisor:
             self.agents.start(attempt)  # they import while the rest is made ready
         attempt.config.write_text(self.prepared.config)
         attempt.plan.write_text(self.prepared.plan)
-        base = self._base()
+        base = base or self._base()
         attempt.write_base(base)
-        self.log.write({"event": "attempt", "attempt": number, "time": time.time(), **dataclasses.asdict(base)})
+        line = {"event": "attempt", "attempt": number, "time": time.time(), **dataclasses.asdict(base)}
+        self.history.add(line)
+        self.log.write(line)
         self.agents.submit(attempt)
         return attempt
 
@@ -143,9 +186,12 @@ class _Supervisor:
             return Base(None, 0)
         return Base(checkpoint.path.name, checkpoint.step)
 
-    def _follow(self, attempt: Attempt) -> _End:
+    def _follow(self, attempt: Attempt) -> tuple[_End, Records]:
         """Waits for the attempt's end; whatever has to be killed is killed when this returns."""
         records = Records(attempt)
+        return self._wait(attempt, records), records
+
+    def _wait(self, attempt: Attempt, records: Records) -> _End:
         stopping = False
         looked = time.monotonic()
         while True:
@@ -153,14 +199,14 @@ class _Supervisor:
             self.follower.follow(attempt)
             if records.ended:
                 return self._judge(attempt, records, None)
-            if self.interrupts > 1:
-                return self._kill("killed", records)
+            if self.asked.at_once:
+                return self._kill("killed", attempt, records)
             if not records.trained and self._stop_wanted(attempt):
-                return self._kill("stopped", records)  # nothing that a save could keep
-            if self.interrupts == 1 and not stopping:
+                return self._kill("stopped", attempt, records)  # nothing that a save could keep
+            if self.asked.reason is not None and not stopping:
                 stopping = True
-                if not self._wrote(lambda: requests.file(self.run, "stop")):
-                    return self._kill("killed", records)
+                if not self._wrote(self._ask_ranks):
+                    return self._kill("killed", attempt, records)
                 self.follower.note("stopping: the ranks save at the end of this step (Ctrl-C again ends them at once)")
             if hang := self._hang(attempt, records):
                 return hang
@@ -177,7 +223,7 @@ class _Supervisor:
     def _judge(self, attempt: Attempt, records: Records, hung_for: float | None) -> _End:
         if records.well:
             stopped = any(record.result == "stopped" for record in records.ranks)
-            return _End("stopped" if stopped else "finished", records.step())
+            return self._stopped(attempt, records) if stopped else _End("finished", records.step())
         cause = root_cause(attempt, records.ranks, hung_for, records.agent_error, records.error_node)
         return _End("failed", cause.step if cause.step is not None else records.step(), cause)
 
@@ -240,31 +286,72 @@ class _Supervisor:
         cause = Cause("takeover", None, None, None, f"attempt {owner} owns the run now; this one has ended", None)
         return _End("failed", records.step(), cause)
 
-    def _kill(self, outcome: Literal["stopped", "killed"], records: Records) -> _End:
+    def _kill(self, outcome: Literal["stopped", "killed"], attempt: Attempt, records: Records) -> _End:
         self._kill_all()
-        return _End(outcome, records.step())
+        stopped = self._stopped(attempt, records)
+        return stopped if outcome == "stopped" else dataclasses.replace(stopped, outcome=outcome, kind=None)
 
     def _kill_all(self) -> None:
         left = self.agents.kill()
         if left:
             self.follower.note(f"processes that SIGKILL did not end: {', '.join(map(str, left))}")
 
+    def _ask_ranks(self) -> None:
+        if self.asked.reason is not None:
+            requests.file(self.run, "stop", self.asked.reason.name)
+
+    def _stops(self, attempt: Attempt) -> list[requests.Request]:
+        return [wish for wish in requests.pending(self.run, attempt) if wish.kind == "stop"]
+
     def _stop_wanted(self, attempt: Attempt) -> bool:
-        return self.interrupts > 0 or any(wish.kind == "stop" for wish in requests.pending(self.run, attempt))
+        return self.asked.reason is not None or bool(self._stops(attempt))
 
-    def _may_retry(self, attempt: Attempt, spent: int) -> bool:
-        """A crash is tried again within its budget; one before the first step would only come again."""
-        records = Records(attempt)
-        records.update()
-        wanted = attempt.owns_run() and not self._stop_wanted(attempt)
-        return wanted and records.trained and spent < self.recover.budgets.crash
+    def _stopped(self, attempt: Attempt, records: Records) -> _End:
+        """The end of an attempt that has stopped: by a request of somebody's, or by a signal to this process or an
+        agent. One that SIGTERM has ended goes on if the job of its submission is started again."""
+        stops = self._stops(attempt)
+        requested = any(stop.signal is None for stop in stops)
+        name = self.asked.reason.name if self.asked.reason is not None else stops[0].signal if stops else None
+        if requested and name not in {"SIGINT", "SIGTERM"}:
+            name = None
+        kind: Kind | None = "preemption" if name == "SIGTERM" and not requested else None
+        if name == TIME_LIMIT.name:
+            return _End("preempted", records.step(), kind="time_limit", signal=name)
+        return _End("stopped", records.step(), kind=kind, signal=name)
 
-    def _record(self, attempt: Attempt, end: _End) -> None:
-        facts: dict[str, Any] = {"step": end.step}
+    def _kind(self, end: _End, records: Records) -> Kind | None:
+        """The budget that an end costs."""
+        if end.cause is None:
+            return end.kind
+        if end.cause.kind in {"host", "takeover"}:
+            return "preemption"
+        return "crash" if records.trained or end.cause.stage == "load" else "startup"
+
+    def _refusal(self, attempt: Attempt, end: _End) -> str | None:
+        """Why there is no other attempt after a failed or preempted one; None: there is."""
+        if end.kind is None or end.outcome not in {"failed", "preempted"}:
+            return None
+        if not attempt.owns_run():
+            return "another one owns the run"
+        self.next_request = attempt.claim().first_request + len(requests.pending(self.run, attempt))
+        if end.outcome == "failed" and self._stop_wanted(attempt):
+            return "it was asked to stop"
+        return self.history.refusal(end.kind, self.recover.budgets)
+
+    def _line(self, attempt: Attempt, end: _End) -> dict[str, Any]:
+        """What supervisor.jsonl and end.json say of an attempt's end. `saved`: steps in the newest checkpoint."""
+        newest = self._newest()
+        line: dict[str, Any] = {"event": "end", "attempt": attempt.number, "outcome": end.outcome, "time": time.time()}
+        line |= {"step": end.step, "saved": newest.step if newest else 0, "kind": end.kind}
+        if end.signal is not None:
+            line["signal"] = end.signal
         if end.cause is not None:
-            facts["cause"] = {**dataclasses.asdict(end.cause), "text": end.cause.text()}
-        line = {"event": "end", "attempt": attempt.number, "outcome": end.outcome, "time": time.time(), **facts}
-        self._wrote(lambda: attempt.write_end(end.outcome, **facts))
+            line["cause"] = {**dataclasses.asdict(end.cause), "text": end.cause.text()}
+        return line
+
+    def _record(self, attempt: Attempt, line: dict[str, Any]) -> None:
+        facts = {key: value for key, value in line.items() if key not in {"event", "attempt", "outcome", "time"}}
+        self._wrote(lambda: attempt.write_end(line["outcome"], **facts))
         self._wrote(lambda: self.log.write(line, last=True))
 
     def _wrote(self, write: Callable[[], object]) -> bool:
@@ -276,43 +363,41 @@ class _Supervisor:
             return False
         return True
 
-    def _say_again(self, end: _End, spent: int) -> None:
-        budget = self.recover.budgets.crash
-        self.log.write({"event": "budget", "kind": "crash", "spent": spent, "of": budget, "time": time.time()})
-        cause = end.cause.text() if end.cause is not None else "it failed"
-        self.follower.note(f"{cause}; trying again ({spent} of recover.budgets.crash={budget})")
+    def _say_again(self, end: _End) -> None:
+        if end.cause is not None and end.kind is not None:
+            left = self.history.left(end.kind, self.recover.budgets)
+            self.follower.note(f"{end.cause.text()}; trying again ({left})")
 
-    def _conclude(self, end: _End) -> None:
+    def _conclude(self, end: _End, refusal: str | None) -> None:
         """Says how the run ended, by an exception if the user has to know."""
-        newest = next((found for found in checkpoints(self.run) if found.flaw is None), None)
-        saved = "no checkpoint: from the start" if newest is None else f"from step {newest.step}"
-        hint = f"go on ({saved}): gemctl resume {reference(self.run)}"
+        name = f"run {self.run.run_id}"
         if end.outcome == "failed" and end.cause is not None:
             log = f"\nlog: {_short(Path(end.cause.log))}" if end.cause.log else ""
-            raise RunFailed(f"run {self.run.run_id} failed: {end.cause.text()}{log}\n{hint}", end.cause)
+            why = f"\nnot tried again: {refusal}" if refusal else ""
+            raise RunFailed(f"{name} failed: {end.cause.text()}{log}{why}\n{self._hint()}", end.cause)
+        code = TOLD if end.signal == "SIGTERM" else Interrupted.exit_code
         if end.outcome == "killed":
-            raise Interrupted(f"run {self.run.run_id} was ended at once\n{hint}")
-        if end.outcome == "stopped":
-            done = "before its first step" if end.step is None else f"at step {end.step}, saved"
-            message = f"run {self.run.run_id} stopped {done}\n{hint}"
-            if self.interrupts:
-                raise Interrupted(message)
-            self.follower.note(message)
+            raise Interrupted(f"{name} was ended at once\n{self._hint()}", code)
+        if end.outcome == "finished":
+            return
+        done = "before its first step" if end.step is None else f"at step {end.step}, saved"
+        message = f"{name} stopped {done}"
+        if end.outcome == "preempted" and refusal is not None:
+            raise RunFailed(f"{message}\nnot brought back: {refusal}\n{self._hint()}", None)
+        if end.outcome == "preempted":
+            left = self.history.left("time_limit", self.recover.budgets)
+            raise Requeue("time_limit", f"{message}, as its time is up ({left})\n{self._hint()}")
+        if end.signal is not None:
+            raise Interrupted(f"{message}\n{self._hint()}", code)
+        self.follower.note(f"{message}\n{self._hint()}")
 
-    def _interrupted(self) -> None:
-        self.interrupts += 1
+    def _hint(self) -> str:
+        newest = self._newest()
+        saved = "no checkpoint: from the start" if newest is None else f"from step {newest.step}"
+        return f"go on ({saved}): gemctl resume {reference(self.run)}"
 
-
-@contextlib.contextmanager
-def _interrupts(count: Callable[[], None]) -> Iterator[None]:
-    """Within it, Ctrl-C and SIGTERM only call `count`."""
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, lambda *_: count()) for number in numbers]
-    try:
-        yield
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
+    def _newest(self) -> Checkpoint | None:
+        return next((found for found in checkpoints(self.run) if found.flaw is None), None)
 
 
 def _not_started(records: Records, seconds: float) -> str:

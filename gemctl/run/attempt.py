@@ -157,12 +157,20 @@ class Attempt:
 
 
 def claim(
-    run_path: Path, number: int, *, nodes: int, ranks_per_node: int, heartbeat: float, owner: str | None = None
+    run_path: Path,
+    number: int,
+    *,
+    nodes: int,
+    ranks_per_node: int,
+    heartbeat: float,
+    owner: str | None = None,
+    first_request: int | None = None,
 ) -> Attempt:
     """Makes attempt `number` and so takes the run. InputError if another process was faster.
 
     `number` is one more than the last attempt that the caller knew and found dead: so of two that take over the same
-    dead attempt only one can win.
+    dead attempt only one can win. `first_request`: the first that its owner has not
+    seen; None: that comes from now on.
     """
     folder = run_path / "attempts" / str(number)
     try:
@@ -182,7 +190,7 @@ def claim(
             "nodes": nodes,
             "ranks_per_node": ranks_per_node,
             "heartbeat": heartbeat,
-            "first_request": 1 + sum(1 for _ in (run_path / "requests").glob("*.json")),
+            "first_request": first_request or 1 + sum(1 for _ in (run_path / "requests").glob("*.json")),
         },
     )
     _write_beat(attempt.heartbeat, 0)  # after the claim: what beats can be asked who it is

@@ -18,8 +18,11 @@ Kind = Literal["stop", "save"]
 
 @dataclass(frozen=True)
 class Request:
+    """`signal`: the name of the one that it stands for; None: somebody asked."""
+
     number: int
     kind: Kind
+    signal: str | None = None
 
 
 @dataclass(frozen=True)
@@ -31,18 +34,22 @@ class StopFiled:
     request: int
 
 
-def file(run: RunDir, kind: Kind) -> Request:
+def file(run: RunDir, kind: Kind, signal: str | None = None) -> Request:
     """Files a request to the run's present attempt; several that file at the same moment get numbers of their own."""
     number = 1
     while True:
         path = run.requests / f"{number}.json"
         try:
             if not path.exists():
-                create_json(path, {"kind": kind, "time": time.time(), "host": socket.gethostname(), "pid": os.getpid()})
-                return Request(number, kind)
+                create_json(path, {"kind": kind, "signal": signal, "time": time.time(), **_writer()})
+                return Request(number, kind, signal)
         except FileExistsError:
             pass
         number += 1
+
+
+def _writer() -> dict[str, object]:
+    return {"host": socket.gethostname(), "pid": os.getpid()}
 
 
 def pending(run: RunDir, attempt: Attempt, after: int = 0) -> list[Request]:
@@ -57,7 +64,8 @@ def filed(run: RunDir, first: int) -> list[Request]:
     """Requests with numbers from `first` on, in order."""
     number, found = first, []
     while (path := run.requests / f"{number}.json").exists():
-        found.append(Request(number, read_json(path)["kind"]))
+        line = read_json(path)
+        found.append(Request(number, line["kind"], line.get("signal")))
         number += 1
     return found
 

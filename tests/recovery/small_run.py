@@ -3,8 +3,9 @@
     ends = run_world(1, supervise_all, [Case(str(tmp_path), inject="kill:rank=1,step=3")], gloo=False)[0]
 
 A case of several nodes has an agent for each, with a host name of its own, all on the loopback of this machine. The
-worker checks its place in the mesh, joins gloo and goes through the stages of the real one: it agrees on stop requests
-by an all-reduce, "saves" and leaves. Only the model, the data and the launcher's process start are missing.
+worker checks its place in the mesh, joins gloo and goes through the stages of the real one: it checks the checkpoint
+that it starts from, agrees on stop requests by an all-reduce, publishes checkpoints and leaves. Only the model, the
+data and the launcher's process start are missing.
 """
 
 import dataclasses
@@ -14,9 +15,10 @@ import multiprocessing
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ import gemctl.run.attempt
 from gemctl import env
 from gemctl.agent import Agent
 from gemctl.config.schema import BudgetsConfig, RecoverConfig
-from gemctl.errors import GemctlError
+from gemctl.errors import GemctlError, InputError
 from gemctl.mesh.topology import Topology
 from gemctl.recover.records import Records
 from gemctl.recover.supervisor import Agents, Prepared, run_attempts
@@ -34,6 +36,7 @@ from gemctl.run.attempt import Attempt
 from gemctl.run.directory import RunDir
 from gemctl.run.files import create_json, read_log
 from gemctl.run.laid import read_mesh
+from gemctl.run.manifest import Manifest, RunFacts, describe_file, folder_name, publish, verify
 from gemctl.run.stages import Stage, StageRecorder
 
 RANKS = 3
@@ -43,6 +46,11 @@ LINGER = "SMALL_RUN_LINGER"
 MISPLACE = "SMALL_RUN_MISPLACE"
 
 
+def no_budgets() -> BudgetsConfig:
+    """One attempt, however it ends."""
+    return BudgetsConfig(preemption=0, time_limit=0, crash=0)
+
+
 @dataclass(frozen=True)
 class Case:
     """One run below `root`. `disturb` names what the supervisor's process does to it at step `at` of rank 0."""
@@ -50,12 +58,17 @@ class Case:
     root: str
     inject: str = ""
     watchdog: float = 60.0
-    crash_budget: int = 0
+    budgets: BudgetsConfig = field(default_factory=no_budgets)
     steps: int = STEPS
+    every: int = 0  # steps between checkpoints; 0: at the end alone
+    save_seconds: float = 0.0  # that a save takes
+    eval_at: int = 0  # the step before which there is an evaluation of a second; 0: none
     disturb: str = ""  # one of DISTURBANCES
     linger: bool = False  # rank 1 is stopped once it is done
     misplace: bool = False  # every rank takes its host for another one
     at: int = 2  # -1: in build
+    stage: str = ""  # of rank 0, if not any
+    grace: float = 0.0  # seconds from SIGTERM to SIGKILL in `terminate`; 0: for ever
     nodes: int = 1
     ranks_per_node: int = 0  # 0: RANKS on one host, two on each of several
     present: int = 2  # nodes whose agents are started
@@ -97,7 +110,7 @@ def work(run_path: str, number: int) -> None:
 
     run = RunDir.open(run_path)
     attempt = run.attempt(number)
-    rank, steps = int(os.environ["RANK"]), int(attempt.config.read_text())
+    rank, asked = int(os.environ["RANK"]), json.loads(attempt.config.read_text())
     stages = StageRecorder(attempt, rank)
     if os.environ.get(MISPLACE):
         socket.gethostname = lambda: "elsewhere"
@@ -107,24 +120,51 @@ def work(run_path: str, number: int) -> None:
         stages.enter(stage, step)
         maybe_inject(rank, stage, step)
 
+    def save(step: int) -> None:
+        enter("save", step)
+        time.sleep(asked["save_seconds"])
+        dist.barrier()
+        if rank == 0:
+            publish_step(run, number, step)
+
     dist.init_process_group("gloo")
     enter("build", None)
     dist.barrier()
-    done, stopped = attempt.base().step, False
-    while done < steps and not stopped:
+    base = attempt.base()
+    if base.checkpoint is not None:
+        enter("load", base.step)
+        if faults := verify(run.checkpoints / base.checkpoint):
+            raise InputError(faults)
+    done, stopped = base.step, False
+    while done < asked["steps"] and not stopped:
+        if asked["eval_at"] and done == asked["eval_at"]:
+            for _ in range(20):
+                enter("eval", done)
+                time.sleep(0.05)
         enter("step", done)
         time.sleep(STEP_SECONDS)
         flag = torch.tensor([float(rank == 0 and bool(requests.pending(run, attempt)))])
         dist.all_reduce(flag)
         done, stopped = done + 1, bool(flag)
-    enter("save", done)
-    dist.barrier()
+        if asked["every"] and done % asked["every"] == 0 and done < asked["steps"] and not stopped:
+            save(done)
+    save(done)
     enter("close", done)
     dist.barrier()
     dist.destroy_process_group()
     stages.finish("stopped" if stopped else "finished", done)
     if rank == 1 and os.environ.get(LINGER):
         os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def publish_step(run: RunDir, attempt: int, step: int) -> None:
+    """A checkpoint of one small file."""
+    folder = run.checkpoints / folder_name(step, attempt)
+    folder.mkdir()
+    data = folder / "data"
+    data.write_text(f"step {step}")
+    facts = RunFacts(RANKS, {}, [], "", "", 0, {})
+    publish(folder, Manifest(step, attempt, facts, {}, {}, {data.name: describe_file(data)}))
 
 
 class AgentProcesses:
@@ -229,13 +269,29 @@ class Disturbing:
         records = Records(attempt)
         records.update()
         rank = records.ranks[0]
-        if rank.stage != "start" and (-1 if rank.step is None else rank.step) >= self.case.at:
+        reached = rank.stage != "start" and (-1 if rank.step is None else rank.step) >= self.case.at
+        if reached and self.case.stage in {"", rank.stage}:
             self.done = True
             DISTURBANCES[self.case.disturb](self.run, records)
+            if self.case.grace:
+                threading.Timer(self.case.grace, os.kill, (os.getpid(), signal.SIGKILL)).start()
 
 
 def _interrupt(run: RunDir, records: Records) -> None:
     os.kill(os.getpid(), signal.SIGINT)
+
+
+def _terminate(run: RunDir, records: Records) -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _terminate_twice(run: RunDir, records: Records) -> None:
+    _terminate(run, records)
+    threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
+
+
+def _time_up(run: RunDir, records: Records) -> None:
+    os.kill(os.getpid(), signal.SIGUSR1)
 
 
 def _interrupt_twice(run: RunDir, records: Records) -> None:
@@ -292,6 +348,9 @@ def _fill_disk(run: RunDir, records: Records) -> None:
 DISTURBANCES: dict[str, Callable[[RunDir, Records], None]] = {
     "interrupt": _interrupt,
     "interrupt_twice": _interrupt_twice,
+    "terminate": _terminate,
+    "terminate_twice": _terminate_twice,
+    "time_up": _time_up,
     "kill_agent": _kill_agent,
     "kill_agent_1": _kill_agent_1,
     "stop_agent": _stop_agent,
@@ -305,8 +364,9 @@ DISTURBANCES: dict[str, Callable[[RunDir, Records], None]] = {
 
 
 def supervise(case: Case) -> Ended:
-    """Runs one case to its end, in this process's main thread."""
-    run = RunDir.create(case.root, "small", ["test"])
+    """Runs one case to its end, in this process's main thread; one whose run is there is brought back."""
+    found = [RunDir.open(path) for path in Path(case.root).glob("small/*")]
+    run = found[0] if found else RunDir.create(case.root, "small", ["test"])
     return supervise_with(case, run, ForkedAgents(run, case))
 
 
@@ -320,11 +380,12 @@ def supervise_with(case: Case, run: RunDir, agents: Agents) -> Ended:
             os.environ[name] = "1"
     follower = Disturbing(case, run)
     plan = json.dumps({"topology": dataclasses.asdict(topology(case))})
-    prepared = Prepared(str(case.steps), plan, case.nodes, case.local)
-    recover = RecoverConfig(heartbeat=0.1, watchdog=case.watchdog, budgets=BudgetsConfig(case.crash_budget))
+    asked = {name: getattr(case, name) for name in ("steps", "every", "save_seconds", "eval_at")}
+    prepared = Prepared(json.dumps(asked), plan, case.nodes, case.local)
+    recover = RecoverConfig(heartbeat=0.1, watchdog=case.watchdog, budgets=case.budgets)
     error: GemctlError | None = None
     try:
-        run_attempts(run, 1, prepared, recover, agents, follower)
+        run_attempts(run, len(run.attempts()) + 1, prepared, recover, agents, follower)
     except GemctlError as caught:
         error = caught
     return _ended(run, error, follower.notes)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from gemctl import rendezvous
+from gemctl.config.schema import BudgetsConfig
 from gemctl.recover.cause import lost_hosts
 from gemctl.recover.records import Records
 from gemctl.run.attempt import claim
@@ -20,10 +21,10 @@ LONG = 500
 CASES: dict[str, dict[str, object]] = {
     "kill": {"inject": "kill:rank=3,step=3"},
     "hang": {"inject": "hang:rank=2,step=3", "watchdog": 8.0},
-    "crash": {"inject": "kill:rank=1,step=3", "crash_budget": 1},
+    "crash": {"inject": "kill:rank=1,step=3", "budgets": BudgetsConfig(crash=1)},
     "stop": {"disturb": "file_stop", "steps": LONG},
     "kill agent": {"disturb": "kill_agent", "steps": LONG},
-    "kill agent 1": {"disturb": "kill_agent_1", "steps": 40, "crash_budget": 1},
+    "kill agent 1": {"disturb": "kill_agent_1", "steps": 40, "budgets": BudgetsConfig(crash=1)},
     "stop host 1": {"disturb": "stop_host_1", "steps": LONG},
     "host too few": {"present": 1, "join": 1.0},
     "one name": {"hosts": ("n1", "n1")},
@@ -94,7 +95,9 @@ def test_host_that_vanishes_is_named(ends: dict[str, Ended], case: str, told: st
 def test_lost_agent_is_replaced_for_the_next_attempt(ends: dict[str, Ended]) -> None:
     end = ends["kill agent 1"]
     assert (end.error, end.left) == (None, [])
-    assert any("lost host n2 (node 1): killed by SIGKILL; trying again (1 of" in note for note in end.notes)
+    assert any(
+        "lost host n2 (node 1): killed by SIGKILL; trying again (preemption: 99 of" in note for note in end.notes
+    )
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from gemctl.config.schema import RecoverConfig
+from gemctl.config.schema import BudgetsConfig, RecoverConfig
 from gemctl.recover.records import Records
 from gemctl.recover.supervisor import Prepared, _Supervisor
-from gemctl.run import process
+from gemctl.run import process, requests
 from gemctl.run.attempt import claim
 from gemctl.run.directory import RunDir
 from gemctl.run.files import read_log
+from gemctl.run.manifest import checkpoints
 from tests.recovery.small_run import STEPS, Case, Disturbing, Ended, ForkedAgents, only_run, pids, supervise_all
 from tests.world import run_world
 
@@ -43,8 +44,14 @@ CASES: dict[str, dict[str, object]] = {
     "take over": {"disturb": "take_over", "steps": LONG},
     "full disk": {"disturb": "fill_disk", "inject": "kill:rank=2,step=4"},
     "full disk, hang": {"disturb": "fill_disk", "inject": "hang:rank=2,step=4", "watchdog": 9.0},
-    "crash": {"inject": "kill:rank=2,step=3", "crash_budget": 1},
-    "crash in build": {"inject": "kill:rank=2,stage=build", "crash_budget": 1},
+    "crash": {"inject": "kill:rank=2,step=3", "budgets": BudgetsConfig(crash=1)},
+    "crash in build": {"inject": "kill:rank=2,stage=build", "budgets": BudgetsConfig()},
+    "terminate": {"disturb": "terminate_twice", "steps": LONG, "save_seconds": 1.0},
+    "terminate in eval": {"disturb": "terminate", "steps": LONG, "eval_at": 3, "at": 3, "stage": "eval"},
+    "terminate in build": {"disturb": "terminate", "inject": "hang:rank=1,stage=build", "at": -1},
+    "too little grace": {"disturb": "terminate", "steps": LONG, "every": 2, "save_seconds": 1.0, "at": 3, "grace": 0.5},
+    "time up": {"disturb": "time_up", "steps": LONG, "budgets": BudgetsConfig(time_limit=1)},
+    "time up, no budget": {"disturb": "time_up", "steps": LONG},
 }
 
 
@@ -76,6 +83,45 @@ def test_second_interrupt_ends_at_once(ends: dict[str, Ended]) -> None:
     stages = [line["stage"] for line in read_log(end.run_dir.attempt(1).rank_log(1))]
     assert "save" not in stages
     assert end.seconds < 3
+
+
+@pytest.mark.parametrize("case", ["terminate", "terminate in eval"])
+def test_sigterm_lets_the_ranks_save_however_often_it_comes(ends: dict[str, Ended], case: str) -> None:
+    end = ends[case]
+    assert (end.error, end.exit_code, end.left) == ("Interrupted", 143, [])
+    (checkpoint,) = checkpoints(end.run_dir)
+    ended = end.run_dir.attempt(1).end()
+    assert ended is not None
+    assert (ended["outcome"], ended["signal"], ended["saved"]) == ("stopped", "SIGTERM", checkpoint.step)
+    assert f"go on (from step {checkpoint.step})" in end.message
+
+
+def test_sigterm_before_the_first_step_does_not_wait_for_it(ends: dict[str, Ended]) -> None:
+    end = ends["terminate in build"]
+    assert (end.error, end.exit_code, end.left) == ("Interrupted", 143, [])
+    assert "before its first step" in end.message
+
+
+def test_grace_shorter_than_the_save_leaves_the_last_checkpoint(ends: dict[str, Ended], roots: dict[str, Path]) -> None:
+    """SIGKILL comes while a save is under way, whose folder never becomes a checkpoint."""
+    assert ends["too little grace"] is None
+    run = only_run(roots["too little grace"])
+    assert process.wait_until_gone(pids(run), 3) == []
+    assert run.attempt(1).end() is None
+    assert [(one.step, one.flaw) for one in checkpoints(run)] == [(2, None)]
+    assert [wish.signal for wish in requests.pending(run, run.attempt(1))] == ["SIGTERM"]
+
+
+def test_time_limit_saves_and_asks_for_another_job_within_its_budget(ends: dict[str, Ended]) -> None:
+    end = ends["time up"]
+    assert (end.error, end.exit_code, end.left) == ("Requeue", 143, [])
+    ended = end.run_dir.attempt(1).end()
+    assert ended is not None
+    assert (ended["outcome"], ended["kind"], ended["saved"]) == ("preempted", "time_limit", ended["step"])
+    assert "time_limit: 0 of recover.budgets.time_limit=1 left" in end.message
+    end = ends["time up, no budget"]
+    assert (end.error, end.exit_code, end.left) == ("RunFailed", 1, [])
+    assert "not brought back: the scheduler's time limit came, and recover.budgets.time_limit=0" in end.message
 
 
 def test_dead_agent_ends_the_run(ends: dict[str, Ended]) -> None:
@@ -154,19 +200,15 @@ def test_crash_within_budget_goes_on_in_the_living_agent(ends: dict[str, Ended])
     detected = next(line["time"] for line in first if line["event"] == "end")
     begun = next(line["time"] for line in second if line["event"] == "rank")
     assert begun - detected < 3
-    assert any("killed by SIGKILL" in note and "trying again (1 of" in note for note in end.notes)
-    assert [line["event"] for line in read_log(end.run_dir.supervisor_log)] == [
-        "attempt",
-        "end",
-        "budget",
-        "attempt",
-        "end",
-    ]
+    left = "trying again (crash: 0 of recover.budgets.crash=1 left; no newer checkpoint: 1 of"
+    assert any("killed by SIGKILL" in note and left in note for note in end.notes)
+    assert [line["event"] for line in read_log(end.run_dir.supervisor_log)] == ["attempt", "end"] * 2
 
 
 def test_crash_before_the_first_step_is_not_tried_again(ends: dict[str, Ended]) -> None:
     end = ends["crash in build"]
     assert (end.error, len(end.run_dir.attempts())) == ("RunFailed", 1)
+    assert "not tried again: it failed before its first step, and recover.budgets.startup=0" in end.message
     assert end.cause is not None
     assert (end.cause["rank"], end.cause["stage"], end.cause["detail"]) == (
         2,
