@@ -56,7 +56,8 @@ def test_interrupt_saves_and_a_rank_killed_in_a_save_is_named(tmp_path: Path) ->
     assert (refused, checkpoint.step >= 1) == ([], True)
 
     kill = "kill:rank=1,stage=save,attempt=2"
-    resumed = _start(tmp_path, "resume", run.run_id, f"train.steps={checkpoint.step + 2}", inject=kill)
+    changes = [f"train.steps={checkpoint.step + 2}", "recover.budgets.crash=0"]
+    resumed = _start(tmp_path, "resume", run.run_id, *changes, inject=kill)
     _, told = resumed.communicate(timeout=100)
     ended = time.time()
     attempt = run.attempt(2)

@@ -56,7 +56,7 @@ def test_killed_in_a_save_and_resumed_on_three_ranks(tmp_path: Path) -> None:
     The save of step 4 may have been under way: then the one of step 2 is there.
     """
     gemctl(tmp_path, "train", *SMALL, "run.name=whole", "train.steps=6", "--json")
-    asked = ["run.name=parts", "train.steps=6", "checkpoint.every=2", "checkpoint.keep=1"]
+    asked = ["run.name=parts", "train.steps=6", "checkpoint.every=2", "checkpoint.keep=1", "recover.budgets.crash=0"]
     gemctl(tmp_path, "train", *SMALL, *asked, "--json", code=1, inject="kill:rank=1,step=6,stage=save")
     run = next((tmp_path / "runs" / "parts").iterdir())
     three = [
