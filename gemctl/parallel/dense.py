@@ -19,7 +19,7 @@ from gemctl.mesh.topology import Topology
 from gemctl.model.init import InitRule
 from gemctl.parallel.experts import EpGroup, expert_modules, placement, shard_experts
 from gemctl.parallel.init import Slice, fill
-from gemctl.plan.dense import UNIT_PARAMETERS
+from gemctl.plan.dense import CONTAINERS, UNIT_PARAMETERS
 
 
 def shard_dense(
@@ -52,8 +52,8 @@ def shard_dense(
     def cut(parameter: nn.Parameter) -> Shard:
         return placement(parameter, topology) if parameter in stacked else Shard(0)
 
-    for child in dense.children():
-        for block in child if isinstance(child, nn.ModuleList) else [child]:
+    for name, child in dense.named_children():
+        for block in child.children() if name in CONTAINERS else [child]:
             own = (parameter for parameter in block.parameters() if not isinstance(parameter, DTensor))
             if sum(parameter.numel() for parameter in own) >= UNIT_PARAMETERS:
                 fully_shard(block, mesh=mesh, mp_policy=policy, shard_placement_fn=cut)

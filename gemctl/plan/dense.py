@@ -21,6 +21,7 @@ from gemctl.specs.count import Shape
 UNIT_PARAMETERS = 1 << 20
 """A block below this many parameters costs more as a collective of its own than it saves in memory."""
 
+CONTAINERS = ("events", "layers")  # children of the dense model that are never called themselves: their entries are
 ROOT = "root"
 
 
@@ -77,8 +78,8 @@ def units(
 ) -> list[Unit]:
     """Root first, then every block that is a unit of its own, in the order of `parameters` (name, shape).
 
-    A block is a child of the dense model, or an entry of its list of layers ("heads", "layers.0"); with `ep` > 1 also
-    each of `expert_modules`, whose parameters are stacked by expert.
+    A block is a child of the dense model, or an entry of one of its containers ("heads", "layers.0", "events.clicks");
+    with `ep` > 1 also each of `expert_modules`, whose parameters are stacked by expert.
     """
     blocks: dict[str, list[tuple[Shape, int]]] = {}
     experts: dict[str, list[Shape]] = {}
@@ -107,4 +108,4 @@ def _unit(name: str, cuts: list[tuple[Shape, int]], shards: int, ep: int = 1) ->
 def block_of(parameter: str) -> str:
     """The block that a parameter belongs to."""
     parts = parameter.split(".")
-    return ".".join(parts[:2]) if len(parts) > 1 and parts[1].isdigit() else parts[0]
+    return ".".join(parts[:2]) if parts[0] in CONTAINERS else parts[0]

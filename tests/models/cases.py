@@ -126,7 +126,7 @@ CASES = {
 MORE = {
     "CompSkip, even": Case(layers(COMP_SKIP), SEVERAL),
     "CompSkip, odd": Case(layers(replace(COMP_SKIP, comp_skip="odd", repeat=3)), SPEC),
-    "interformer": Case(layers(INTERFORMER), SEVERAL),
+    "interformer": Case(replace(layers(INTERFORMER), dim=16), SEVERAL),  # at 8 its gradients cancel too much for fp32
     "interformer, no residual": Case(
         layers(
             replace(
