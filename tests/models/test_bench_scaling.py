@@ -4,6 +4,7 @@ python -m pytest tests/models/test_bench_scaling.py -m slow
 """
 
 import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -90,5 +91,5 @@ def test_both_ways_agree_or_the_report_says_so(world: int, tmp_path: Path, monke
         ways.append(f"{found.scaling_ratio:.3f} by division, {found.ledger_ratio:.3f} from the ledger")
         if closest <= 0.3:
             break
-    print(f"world {world}: {'; '.join(ways)}")
+    sys.stdout.write(f"world {world}: {'; '.join(ways)}\n")  # pytest -rA shows it
     assert closest <= 0.3, f"world {world}: {ways}"
