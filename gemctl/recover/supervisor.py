@@ -9,11 +9,9 @@ How often a run is brought back is counted by what ended its attempts (gemctl/re
 """
 
 import dataclasses
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from gemctl.config.schema import RecoverConfig
@@ -24,6 +22,7 @@ from gemctl.recover.records import Records
 from gemctl.recover.signals import TIME_LIMIT, Asked
 from gemctl.run import requests
 from gemctl.run.attempt import Attempt, Base, claim
+from gemctl.run.conclusion import describe, hint
 from gemctl.run.directory import RunDir
 from gemctl.run.files import JsonLog, read_log
 from gemctl.run.manifest import Checkpoint, checkpoints, newest_verified
@@ -130,10 +129,11 @@ class _Supervisor:
                     line = self._line(attempt, end)
                     self.history.add(line)
                     refusal = self._refusal(attempt, end)
+                    line |= {"again": end.outcome in {"failed", "preempted"} and refusal is None, "refusal": refusal}
                     if end.outcome != "failed" or refusal is not None:
                         self._kill_all()
                         self._record(attempt, line)
-                        return self._conclude(end, refusal)
+                        return self._conclude(end, line)
                     self._record(attempt, line)
                     self._say_again(end)
                     attempt = self._start(attempt.number + 1, attempt, None)
@@ -144,7 +144,7 @@ class _Supervisor:
         """Says which attempts of this submission ended with their supervisor. RunFailed if a budget is spent."""
         for kind in MEANING:
             if refusal := self.history.refusal(kind, self.recover.budgets):
-                raise RunFailed(f"run {self.run.run_id} is not brought back: {refusal}\n{self._hint()}", None)
+                raise RunFailed(f"run {self.run.run_id} is not brought back: {refusal}\n{hint(self.run)}", None)
         if self.history.lost:
             numbers, left = (
                 ", ".join(map(str, self.history.lost)),
@@ -368,33 +368,17 @@ class _Supervisor:
             left = self.history.left(end.kind, self.recover.budgets)
             self.follower.note(f"{end.cause.text()}; trying again ({left})")
 
-    def _conclude(self, end: _End, refusal: str | None) -> None:
+    def _conclude(self, end: _End, line: dict[str, Any]) -> None:
         """Says how the run ended, by an exception if the user has to know."""
-        name = f"run {self.run.run_id}"
-        if end.outcome == "failed" and end.cause is not None:
-            log = f"\nlog: {_short(Path(end.cause.log))}" if end.cause.log else ""
-            why = f"\nnot tried again: {refusal}" if refusal else ""
-            raise RunFailed(f"{name} failed: {end.cause.text()}{log}{why}\n{self._hint()}", end.cause)
-        code = TOLD if end.signal == "SIGTERM" else Interrupted.exit_code
-        if end.outcome == "killed":
-            raise Interrupted(f"{name} was ended at once\n{self._hint()}", code)
-        if end.outcome == "finished":
-            return
-        done = "before its first step" if end.step is None else f"at step {end.step}, saved"
-        message = f"{name} stopped {done}"
-        if end.outcome == "preempted" and refusal is not None:
-            raise RunFailed(f"{message}\nnot brought back: {refusal}\n{self._hint()}", None)
+        text = describe(self.run, line)
+        if end.outcome == "failed" or line["refusal"] is not None:
+            raise RunFailed(text, end.cause)
         if end.outcome == "preempted":
-            left = self.history.left("time_limit", self.recover.budgets)
-            raise Requeue("time_limit", f"{message}, as its time is up ({left})\n{self._hint()}")
-        if end.signal is not None:
-            raise Interrupted(f"{message}\n{self._hint()}", code)
-        self.follower.note(f"{message}\n{self._hint()}")
-
-    def _hint(self) -> str:
-        newest = self._newest()
-        saved = "no checkpoint: from the start" if newest is None else f"from step {newest.step}"
-        return f"go on ({saved}): gemctl resume {reference(self.run)}"
+            raise Requeue("time_limit", f"{text}\n{self.history.left('time_limit', self.recover.budgets)}")
+        if end.outcome == "killed" or end.signal is not None:
+            raise Interrupted(text, TOLD if end.signal == "SIGTERM" else Interrupted.exit_code)
+        if end.outcome != "finished":
+            self.follower.note(text)
 
     def _newest(self) -> Checkpoint | None:
         return next((found for found in checkpoints(self.run) if found.flaw is None), None)
@@ -417,13 +401,3 @@ def _left_waiting(records: Records) -> bool:
 def _lingering(records: Records) -> bool:
     """True if a rank has said that it failed and yet does not end."""
     return any(record.failure and record.exit is None and record.idle > FAIL_GRACE for record in records.ranks)
-
-
-def reference(run: RunDir) -> str:
-    """How a user names the run from where they are: its id if it lies below ./runs, else its path."""
-    return run.run_id if run.path.parent.parent == Path("runs").absolute() else _short(run.path)
-
-
-def _short(path: Path) -> str:
-    relative = os.path.relpath(path)
-    return str(path) if relative.startswith("..") else relative

@@ -17,11 +17,14 @@ from gemctl.run.manifest import checkpoints
 def conclusion(run: RunDir, attempt: Attempt) -> str | None:
     """How the attempt ended, why, and how to go on; None before it has."""
     end = attempt.end()
-    if end is None:
-        return None
+    return None if end is None else describe(run, end)
+
+
+def describe(run: RunDir, end: dict[str, Any]) -> str:
+    """The same of an end that is not in its file yet."""
     lines = [f"run {run.run_id} {_ended(end)}", *_log(end)]
     if end.get("refusal"):
-        lines.append(f"not tried again: {end['refusal']}")
+        lines.append(f"{'not tried again' if end['outcome'] == 'failed' else 'not brought back'}: {end['refusal']}")
     return "\n".join(lines if end["outcome"] == "finished" else [*lines, hint(run)])
 
 
