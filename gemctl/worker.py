@@ -36,6 +36,7 @@ from gemctl.run.inject import maybe_inject
 from gemctl.run.laid import lay_attempt, read_mesh
 from gemctl.run.manifest import RunFacts, count_kinds, newest_verified
 from gemctl.run.requests import pending
+from gemctl.run.rollback import passed_over, record
 from gemctl.run.stages import Stage, StageRecorder
 from gemctl.run.warm_start import match
 from gemctl.specs import feature_spec
@@ -44,6 +45,7 @@ from gemctl.specs.data import FeatureSpec
 from gemctl.train.ledger import Ledger
 from gemctl.train.loop import Trainer
 from gemctl.train.optim import DenseOptimizer
+from gemctl.train.policy import RollBack
 from gemctl.train.step import Flags
 from gemctl.train.writers import TrainLog
 
@@ -94,7 +96,7 @@ class Worker:
         with self.ledger.part("load"):
             self._enter("load", base.step)
             self._load(trainer, base)
-        finished = trainer.run(base.step)
+        finished = self._train(trainer, base)
         self._enter("close", self.config.train.steps)
         trainer.log.finish(trainer.done)
         trainer.log.close()
@@ -104,6 +106,14 @@ class Worker:
         result: Literal["finished", "stopped"] = "finished" if finished else "stopped"
         self.stages.finish(result, trainer.done)
         return result
+
+    def _train(self, trainer: Trainer, base: Base) -> bool:
+        try:
+            return trainer.run(base.step, base.passed_over)
+        except RollBack as error:
+            if self.rank == 0:
+                record(self.attempt, error.found)
+            raise
 
     def _join_world(self) -> None:
         torch.set_num_threads(max(1, this_host(gpus=False).cores // env.local_world_size()))
@@ -152,6 +162,7 @@ class Worker:
             folder = self.run_dir.checkpoints / base.checkpoint
             manifest = load(folder, trainer.state())
             trainer.optimizer.applied = manifest.position["applied_updates"]
+            trainer.spikes.restore(manifest.position.get("losses", []))
         elif warm is not None:
             folder = Path(warm.source)
             found = match(warm, folder, saved_state(self.config, trainer.spec))
@@ -229,7 +240,8 @@ def _take_over(run: RunDir, last: Attempt, source: Attempt, config: Config) -> i
     for file in ("config", "plan"):
         getattr(attempt, file).write_text(getattr(source, file).read_text())
     checkpoint, _ = newest_verified(run)
-    attempt.write_base(Base(checkpoint.path.name, checkpoint.step) if checkpoint else Base(None, 0))
+    name, step = (checkpoint.path.name, checkpoint.step) if checkpoint else (None, 0)
+    attempt.write_base(Base(name, step, passed_over(run.attempts(), step)))
     return attempt.number
 
 

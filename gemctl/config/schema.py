@@ -51,7 +51,14 @@ class TrainConfig:
     recompute: Annotated[
         Literal["none", "layers"], Field(description="layers: backward computes their activations anew")
     ] = "none"
-    nan: Annotated[Literal["skip", "stop"], Field(description="what a non-finite loss does")] = "skip"
+    nan: Annotated[
+        Literal["skip", "stop"],
+        Field(description="skip: without a batch of non-finite loss, back to a checkpoint for a gradient; stop: end"),
+    ] = "skip"
+    spike: Annotated[
+        float | None,
+        Field(gt=1, allow_inf_nan=False, description="skip a loss above this × the median of the last 100; null: none"),
+    ] = None
     log_every: Annotated[Positive, Field(description="steps between lines in metrics.jsonl")] = 10
 
 

@@ -9,6 +9,7 @@
       ledger.jsonl metrics.jsonl tb/ logs/
       loaded.json     what was loaded at its start, counted and checked
       saves.jsonl     what became of each save
+      rolled_back.json  why it gave up its steps since the last checkpoint, if it did (gemctl/run/rollback.py)
       kill.json       the supervisor's order to end all ranks at once
       end.json        how it ended; missing if nobody lived to write it
 
@@ -24,7 +25,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -62,6 +63,7 @@ class Base:
 
     checkpoint: str | None  # its folder's name below checkpoints/; None: from the start
     step: int  # steps that are done in it
+    passed_over: list[int] = field(default_factory=list)  # later steps whose batches are not looked at (from 0)
 
 
 class Attempt:
@@ -81,6 +83,7 @@ class Attempt:
         self.metrics = path / "metrics.jsonl"
         self.loaded = path / "loaded.json"
         self.saves = path / "saves.jsonl"
+        self.rolled_back = path / "rolled_back.json"
         self.tensorboard = path / "tb"
         self.logs = path / "logs"
         self.ranks = path / "ranks"
@@ -106,6 +109,10 @@ class Attempt:
         """What the rank's process wrote to stdout and stderr."""
         return self.logs / f"rank-{rank}.log"
 
+    def output_times(self, node: int) -> Path:
+        """When the output files of the host's ranks grew (gemctl/run/output.py)."""
+        return self.logs / f"times-{node}.jsonl"
+
     def rank_stack(self, rank: int) -> Path:
         """Where the rank dumps its stack when asked to."""
         return self.logs / f"rank-{rank}.stack"
@@ -127,7 +134,7 @@ class Attempt:
         return Base(**read_json(self.base_file))
 
     def write_base(self, base: Base) -> None:
-        create_json(self.base_file, {"checkpoint": base.checkpoint, "step": base.step})
+        create_json(self.base_file, asdict(base))
 
     def owns_run(self) -> bool:
         """False once a higher attempt exists: what this one still writes is void."""

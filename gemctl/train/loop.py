@@ -4,8 +4,8 @@ torchrun -m gemctl.worker RUN      # runs it by hand
 """
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -13,7 +13,6 @@ from gemctl.checkpoint.save import Saver
 from gemctl.config.schema import Config
 from gemctl.data.batch import Batch
 from gemctl.data.loader import Loader, eval_batches
-from gemctl.errors import GemctlError
 from gemctl.parallel.assemble import ShardedModel
 from gemctl.run.stages import Stage
 from gemctl.specs.data import FeatureSpec
@@ -21,10 +20,9 @@ from gemctl.train.ledger import Ledger
 from gemctl.train.metrics import TaskMetrics
 from gemctl.train.optim import DenseOptimizer
 from gemctl.train.peak import measure_peak
+from gemctl.train.policy import MAX_SKIPPED, Spikes, TooManySkipped
 from gemctl.train.step import Flags, Stepper, StepResult
 from gemctl.train.writers import TrainLog
-
-MAX_SKIPPED = 10  # steps in a row
 
 
 @dataclass
@@ -45,6 +43,10 @@ class Trainer:
     world: int
     done: int = 0  # completed steps
     skipped: int = 0  # of them, the last ones that were skipped
+    spikes: Spikes = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.spikes = Spikes(self.config.train.spike)
 
     @property
     def stride(self) -> int:
@@ -55,9 +57,13 @@ class Trainer:
         """All tensors of a checkpoint, by name."""
         return self.model.state() | self.optimizer.state()
 
-    def run(self, start_step: int) -> bool:
-        """Trains from `start_step` to the configured end; True if it got there, False if it was asked to stop."""
-        stepper = Stepper(self.config, self.model, self.optimizer, self.ledger)
+    def run(self, start_step: int, passed_over: Collection[int] = ()) -> bool:
+        """Trains from `start_step` to the configured end; True if it got there, False if it was asked to stop.
+
+        `passed_over`: steps whose batches are not looked at; they count as done. Raises RollBack where the run has to
+        go back to a checkpoint.
+        """
+        stepper = Stepper(self.config, self.model, self.optimizer, self.ledger, self.spikes)
         train = self.config.train
         with self.ledger.part("data_wait"):
             loader = Loader(
@@ -68,7 +74,7 @@ class Trainer:
         try:
             while self.done < train.steps:
                 self.saver.check()
-                result = self._step(stepper, loader, self.done)
+                result = self._step(stepper, loader, self.done, passed_over)
                 self.done += 1
                 saves = self._save_due(result.flags)
                 self._flush(result, saves)
@@ -90,18 +96,21 @@ class Trainer:
             self.saver.wait()
         return finished
 
-    def _step(self, stepper: Stepper, loader: Loader, index: int) -> StepResult:
+    def _step(self, stepper: Stepper, loader: Loader, index: int, passed_over: Collection[int]) -> StepResult:
         self.stage("data", index)
         with self.ledger.part("data_wait"):
             step, batch = next(loader)
         if step != index:
             raise RuntimeError(f"the loader gave batch {step} at step {index}")
+        if index in passed_over:
+            self.log.passed_over()
+            return stepper.pass_over(index)
         self.stage("step", index)
         batch = batch.to(self.model.device)
         result = stepper.step(index, batch, self.stride, self.wishes())
         with self.ledger.part("log"):
             if result.skipped:
-                self._skipped(index)
+                self._skipped(index, result.flags)
             else:
                 self.skipped = 0
                 self.log.add(batch, result.logits, loss=result.loss, flops=self.flops(batch))
@@ -111,14 +120,11 @@ class Trainer:
                 self.log.peak = measure_peak(self.model.device, self.model.group)
         return result
 
-    def _skipped(self, index: int) -> None:
-        self.log.skipped()
+    def _skipped(self, index: int, flags: Flags) -> None:
+        self.log.skipped(spike=flags.spike)
         self.skipped += 1
         if self.skipped == MAX_SKIPPED:
-            raise GemctlError(
-                f"step {index}: the loss was not finite in {MAX_SKIPPED} steps in a row: skipping does not help. "
-                "Resume from an older checkpoint with a lower optim.dense.lr, or look at the rows of these batches"
-            )
+            raise TooManySkipped(index)
 
     def _save_due(self, flags: Flags) -> bool:
         every = self.config.checkpoint.every
@@ -136,7 +142,7 @@ class Trainer:
         self.stage("save", self.done)
         self._settle()
         with self.ledger.part("checkpoint_stall"):
-            position = {"step": self.done, "applied_updates": self.optimizer.applied}
+            position = {"step": self.done, "applied_updates": self.optimizer.applied, **self.spikes.position()}
             self.saver.save(self.done, self.state(), position)
         return self.done
 

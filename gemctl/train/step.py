@@ -14,17 +14,19 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from gemctl.config.schema import Config
 from gemctl.data.batch import Batch
 from gemctl.data.order import local_slice
-from gemctl.errors import GemctlError
 from gemctl.parallel.assemble import ShardedModel
 from gemctl.parallel.dense import gradient_norm, scale_gradients, sync_gradients
 from gemctl.parallel.tables import LookedUp
 from gemctl.parallel.traffic import Side
+from gemctl.run.rollback import RolledBack
 from gemctl.train.ledger import Ledger
 from gemctl.train.optim import DenseOptimizer, warmup_factor
+from gemctl.train.policy import NanStop, RollBack, Spikes
 
 
 @dataclass
@@ -34,6 +36,8 @@ class Flags:
     nonfinite: bool = False
     stop: bool = False
     save: bool = False
+    spike: bool = False  # of the global loss, so never a rank's own wish
+    nan_gradient: bool = False  # planted on this rank alone, which tells nobody
 
 
 @dataclass
@@ -51,8 +55,16 @@ class StepResult:
 class Stepper:
     """Runs steps of one rank. Every method is collective over the world."""
 
-    def __init__(self, config: Config, model: ShardedModel, optimizer: DenseOptimizer, ledger: Ledger) -> None:
+    def __init__(
+        self,
+        config: Config,
+        model: ShardedModel,
+        optimizer: DenseOptimizer,
+        ledger: Ledger,
+        spikes: Spikes | None = None,
+    ) -> None:
         self.config, self.model, self.optimizer, self.ledger = config, model, optimizer, ledger
+        self.spikes = spikes or Spikes(config.train.spike)
         self.world = dist.get_world_size(model.group)
         model.traffic.clock = partial(ledger.part, "exposed_communication")
 
@@ -67,15 +79,26 @@ class Stepper:
             self.model.tables.scale_lr(factor)
             looked_up = self.model.tables(batch, stride)
         loss, logits, flags = self._micro_batches(batch, looked_up, wish)
-        result = StepResult(loss, logits, flags.nonfinite, None, self.config.optim.dense.lr * factor, flags)
+        result = StepResult(loss, logits, flags.nonfinite or flags.spike, None, self._lr(factor), flags)
         if flags.nonfinite:
-            self._not_finite(index, loss)
-        else:
+            self._not_finite(index, loss, looked_up)
+        elif not flags.spike:
             result.grad_norm = self._update(index, looked_up, factor)
+            self.spikes.add(loss)
         with self._part("tables_sync"):
             self.model.tables.sync(index)
         self.optimizer.zero_grad()
         return result
+
+    def pass_over(self, index: int) -> StepResult:
+        """The end of a step whose batch is not looked at: what is due by the number of the step."""
+        with self.model.traffic.step(), self._part("tables_sync"):
+            self.model.tables.sync(index)
+        factor = warmup_factor(index, self.config.optim.dense.warmup)
+        return StepResult(math.nan, torch.empty(0), True, None, self._lr(factor))
+
+    def _lr(self, factor: float) -> float:
+        return self.config.optim.dense.lr * factor
 
     @contextmanager
     def _part(self, name: str) -> Iterator[None]:
@@ -85,9 +108,14 @@ class Stepper:
             yield
 
     def _micro_batches(self, batch: Batch, looked_up: LookedUp, wish: Flags) -> tuple[float, Tensor, Flags]:
-        """Forward and backward of the dense part; a non-finite loss stops it before its backward."""
+        """Forward and backward of the dense part; a non-finite loss or a spike stops it before its backward.
+
+        A spike is the whole step's, so that it shows at the last micro-batch.
+        """
         count = self.config.train.accumulate
         rows = len(batch)
+        if wish.nan_gradient:
+            looked_up.leaves.tensors()[0].register_hook(lambda gradient: gradient * math.nan)
         agreed, logits, total, weights = Flags(), [], 0.0, _task_weights(batch)
         for micro in range(count):
             start, stop = micro * rows // count, (micro + 1) * rows // count
@@ -96,16 +124,20 @@ class Stepper:
             with self._part("dense_forward"):
                 scores = self.model.logits(part, embedded, partial(self._rows, micro))
                 losses = task_losses(scores, part)
+                # The host waits for its own device here: what it waits for below is other ranks.
+                bad = wish.nonfinite or not bool(losses.isfinite().all())
             with self._part("flag_wait"):
-                sums, weights, agreed = self._agree(losses.detach(), weights, wish, agreed, first=micro == 0)
+                sums, weights, agreed = self._agree(losses.detach(), weights, bad, wish, agreed, first=micro == 0)
             logits.append(scores.detach())
             total += float((sums / weights).sum())
-            if agreed.nonfinite:
+            last = micro == count - 1
+            agreed.spike = last and not agreed.nonfinite and self.spikes.is_spike(total)
+            if agreed.nonfinite or agreed.spike:
                 if micro > 0:
                     self._drop_gradients(batch, looked_up)
                 break
             with self._part("dense_backward"):
-                sync_gradients(self.model.dense, last=micro == count - 1)
+                sync_gradients(self.model.dense, last=last)
                 # Both FSDP2 and TorchRec average over the ranks, hence × world.
                 (losses / weights.to(losses.dtype)).sum().mul(self.world).backward()
         return total, torch.cat(logits), agreed
@@ -123,10 +155,9 @@ class Stepper:
         return last - first
 
     def _agree(
-        self, losses: Tensor, weights: Tensor, wish: Flags, so_far: Flags, first: bool
+        self, losses: Tensor, weights: Tensor, bad: bool, wish: Flags, so_far: Flags, first: bool
     ) -> tuple[Tensor, Tensor, Flags]:
         """Global loss sums and task weights [T] (float64), and the flags that any rank has raised."""
-        bad = wish.nonfinite or not bool(losses.isfinite().all())
         flags = torch.tensor([bad, wish.stop, wish.save], dtype=torch.float64, device=losses.device)
         message = torch.cat([flags, losses.double(), weights if first else torch.zeros_like(weights)])
         if self.world > 1:
@@ -142,10 +173,7 @@ class Stepper:
             replicas = self.model.topology.dp_replicate
             norm = gradient_norm(self.model.dense, self.model.group, replicas, finite)
             if not math.isfinite(norm):
-                raise GemctlError(
-                    f"step {index}: a gradient is not finite although the loss is; nothing was updated. Resume from "
-                    "the last checkpoint with a lower optim.dense.lr or optim.dense.clip_norm"
-                )
+                self._not_finite_gradient(index, finite)
             bound = self.config.optim.dense.clip_norm
             if bound is not None and norm > bound:
                 scale_gradients(self.model.dense, bound / norm)
@@ -154,12 +182,30 @@ class Stepper:
             self.model.tables.backward(looked_up)
         return norm
 
-    def _not_finite(self, index: int, loss: float) -> None:
+    def _not_finite_gradient(self, index: int, finite: bool) -> None:
+        """Ends the attempt before anything is updated. `finite`: are the gradients of this rank's lookups."""
+        found = RolledBack(index, "gradient", self._where(not finite))
+        raise RollBack(found) if self.config.train.nan == "skip" else NanStop(f"{found.text()} (train.nan=stop)")
+
+    def _not_finite(self, index: int, loss: float, looked_up: LookedUp) -> None:
+        """Returns if the batch is to blame, so that it can be skipped."""
         if self.config.train.nan == "stop":
-            raise GemctlError(
+            raise NanStop(
                 f"step {index}: the loss is {loss} and train.nan=stop; nothing was updated. train.nan=skip goes on "
                 "without such batches"
             )
+        values = [*looked_up.leaves.tensors(), *(weight.detach() for weight in self.model.dense.parameters())]
+        parts = [value.to_local() if isinstance(value, DTensor) else value for value in values]
+        if where := self._where(not all(bool(part.isfinite().all()) for part in parts)):
+            raise RollBack(RolledBack(index, "state", where))
+
+    def _where(self, here: bool) -> list[int]:
+        """The ranks on which something is so. Collective, for what is rare."""
+        ranks = torch.zeros(self.world, device=self.model.device)
+        ranks[dist.get_rank(self.model.group)] = here
+        if self.world > 1:
+            dist.all_reduce(ranks, group=self.model.group)
+        return [rank for rank, found in enumerate(ranks.tolist()) if found]
 
 
 def task_losses(logits: Tensor, batch: Batch) -> Tensor:

@@ -12,6 +12,7 @@ all-reduce; rank 0 writes. Lines end up in their files whole, so a reader may fo
 
 import math
 import time
+from collections import Counter
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,7 +69,7 @@ class TrainLog:
         self._metrics = TaskMetrics([label.name for label in spec.labels], device, auc=False)
         self._counters = torch.zeros(len(self._tables) + 4, dtype=torch.float64)
         self._losses: list[float] = []
-        self._skipped = 0
+        self._skipped = Counter[str]()
         self._first = True
         self._files: dict[str, JsonLog] = {}
         self._tb_dir = attempt_dir / "tb"
@@ -89,9 +90,13 @@ class TrainLog:
             self._counters[-2] += flops
         self._first = False
 
-    def skipped(self) -> None:
-        """A step was skipped for a loss that is not finite (known to all ranks)."""
-        self._skipped += 1
+    def skipped(self, *, spike: bool = False) -> None:
+        """A step was skipped for a loss that is a spike or not finite (known to all ranks)."""
+        self._skipped["spikes" if spike else "skipped"] += 1
+
+    def passed_over(self) -> None:
+        """A step's batch was not looked at, as the run had rolled back from it."""
+        self._skipped["passed_over"] += 1
 
     def flush(self, step: int, *, lr: float, grad_norm: float | None) -> dict[str, Any] | None:
         """Writes the interval that ends with `step` completed steps; rank 0 returns the line of metrics.jsonl."""
@@ -105,7 +110,7 @@ class TrainLog:
             self._to_tensorboard(step, line)
         self._metrics.reset()
         self._counters.zero_()
-        self._losses, self._skipped = [], 0
+        self._losses, self._skipped = [], Counter()
         return line
 
     def finish(self, step: int) -> None:
@@ -151,7 +156,7 @@ class TrainLog:
             "tokens_per_s": tokens / seconds if examples else None,
             "effective_mfu": flops / (peak * seconds) if flops and peak else None,
             "unknown_ids": {table: int(count) for table, count in zip(self._tables, unknown, strict=True)},
-            "skipped": self._skipped,
+            **{name: self._skipped[name] for name in ("skipped", "spikes", "passed_over")},
         }  # fmt: skip
 
     def _ledger_line(self, step: int, now: float, matrix: Tensor) -> dict[str, Any]:
@@ -197,7 +202,7 @@ class TrainLog:
 def _scalars(line: dict[str, Any]) -> list[tuple[str, float]]:
     """TensorBoard's tags and values: `train/loss`, `eval/ne/click`, ... without the undefined ones."""
     kind = line["kind"]
-    found = {f"{kind}/{name}": line.get(name) for name in ("loss", "lr", "grad_norm", "skipped")}
+    found = {f"{kind}/{name}": line.get(name) for name in ("loss", "lr", "grad_norm", "skipped", "spikes")}
     found |= {f"throughput/{name}": line.get(name) for name in ("examples_per_s", "tokens_per_s", "effective_mfu")}
     found |= {f"unknown_ids/{table}": count for table, count in line.get("unknown_ids", {}).items()}
     for task, quality in line["tasks"].items():

@@ -1,5 +1,6 @@
 """Law 1 on the dense and table side: worlds, batch sizes and accumulation give the steps of one process."""
 
+import math
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -14,12 +15,13 @@ from gemctl.data.batch import Batch
 from gemctl.errors import GemctlError
 from gemctl.mesh.topology import resolve
 from gemctl.parallel.assemble import assemble
-from gemctl.parallel.tables import ShardedTables
+from gemctl.run.rollback import RolledBack
 from gemctl.specs.data import FeatureSpec
 from gemctl.specs.model import LayerSpec
 from gemctl.specs.sequence import BlockAttentionSpec, JaggedAttentionSpec, KunlunSpec
 from gemctl.train.ledger import Ledger
 from gemctl.train.optim import DenseOptimizer
+from gemctl.train.policy import LEAST, NanStop, RollBack, Spikes
 from gemctl.train.step import Flags, Stepper
 from tests.small import SPEC, local_batch, small_config
 from tests.world import run_world
@@ -36,6 +38,7 @@ class Case:
     sharding: str = "row_wise"
     poison: tuple[int, int] | None = None  # (step, rank) whose labels make a NaN loss
     nan: str = "skip"
+    spike: tuple[int, int] | None = None  # (step, rank) whose labels make a finite loss far above the others
     without: str = ""  # "dense" or "sequences": a part that the spec does not have
     attention: str = "jagged_flash_attention"
     label: float | None = None  # of every row; None: as they are
@@ -61,6 +64,7 @@ def _train(case: Case) -> tuple[list[float], list[bool], dict[str, torch.Tensor]
     rank, world = dist.get_rank(), dist.get_world_size()
     config = small_config(case.global_batch, case.accumulate, case.steps)
     config.train.nan = case.nan  # type: ignore[assignment]
+    config.train.spike = None if case.spike is None else 3.0
     config.topology = TopologyConfig(dp_replicate=case.dp_replicate, table_sharding=case.sharding)  # type: ignore[arg-type]
     topology = resolve(config.topology, LauncherConfig(ranks_per_node=world))
     attention = {"block_attention": BlockAttentionSpec}.get(case.attention, JaggedAttentionSpec)()
@@ -69,12 +73,15 @@ def _train(case: Case) -> tuple[list[float], list[bool], dict[str, torch.Tensor]
     model.initialise(seed=7)
     optimizer = DenseOptimizer(model.dense, config.optim.dense)
     stepper = Stepper(config, model, optimizer, Ledger())
+    stepper.spikes.restore([1.3] * LEAST)
     stride = max(1, -(-case.global_batch // world))
     losses, skipped = [], []
     for step in range(case.steps):
         batch = case.batch(step, rank, world)
         if case.poison == (step, rank):
             batch.labels[-1, 0] = float("nan")
+        if case.spike == (step, rank):
+            batch.labels[-1, 0] = 1e4
         result = stepper.step(step, batch, stride, Flags())
         losses.append(result.loss)
         skipped.append(result.skipped)
@@ -166,13 +173,41 @@ def test_initial_state_is_bit_equal_in_every_world() -> None:
         assert all(torch.equal(single[name], other[name]) for name in single), (world, sharding)
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_nonfinite_loss_on_one_rank_skips_the_step_everywhere(accumulate: int) -> None:
-    """The state after 3 steps of which the last is skipped is bit-equal to the state after 2, tables included."""
-    before = _run(2, Case(steps=2, accumulate=accumulate))
-    skipped = _run(2, Case(steps=3, accumulate=accumulate, poison=(2, 1)))
-    assert skipped[1] == [False, False, True]
+@pytest.mark.parametrize(
+    ("kind", "world", "accumulate"),
+    [
+        ("poison", 2, 1),
+        ("poison", 2, 2),
+        ("spike", 2, 2),
+        pytest.param("spike", 2, 1, marks=pytest.mark.slow),
+        pytest.param("poison", 4, 3, marks=pytest.mark.slow),
+        pytest.param("spike", 4, 3, marks=pytest.mark.slow),
+    ],
+)
+def test_a_skipped_step_touches_nothing(kind: str, world: int, accumulate: int) -> None:
+    """The state after 3 steps of which the last is skipped, on all ranks for one rank's loss, is bit-equal to the state
+    after 2: weights, tables, AdamW's and AdaGrad's moments. With micro-batches it shows in the last one."""
+    case = Case(steps=2, accumulate=accumulate, dp_replicate=world // 2)
+    before = _run(world, case)
+    skipped = _run(world, replace(case, steps=3, **{kind: (2, 1)}))  # type: ignore[arg-type]
+    assert skipped[1] == [False, False, True] and math.isfinite(skipped[0][2]) == (kind == "spike")
+    assert before[2].keys() == skipped[2].keys() and any(key.endswith("momentum1") for key in before[2])
     assert all(torch.equal(before[2][name], skipped[2][name]) for name in before[2])
+
+
+def test_a_spike_is_measured_by_the_median_of_enough_losses_that_were_taken() -> None:
+    spikes = Spikes(2.0)
+    for _ in range(LEAST - 1):
+        spikes.add(1.0)
+    assert not spikes.is_spike(100.0), "too few to say"
+    spikes.add(50.0)
+    assert spikes.is_spike(2.1) and not spikes.is_spike(1.9)
+    again = Spikes(2.0)
+    again.restore(spikes.position()["losses"])
+    assert again.is_spike(2.1) and not again.is_spike(1.9)
+    never = Spikes(None)
+    never.add(1.0)
+    assert never.position() == {} and not never.is_spike(1e9)
 
 
 def test_training_goes_on_after_a_skipped_step() -> None:
@@ -197,32 +232,41 @@ def test_nan_stop_ends_all_ranks_with_the_reason() -> None:
     assert all("step 1" in message and "train.nan" in message for message in run_world(2, _stop_on_nan))
 
 
-def _nan_gradient() -> tuple[str, bool]:
-    """A gradient of the tables' outputs turns NaN on rank 1 although the loss is finite."""
+def _not_finite(nan: str, where: str) -> tuple[type[BaseException] | None, str, RolledBack | None, bool]:
+    """A gradient of the tables' outputs, or a weight, turns NaN on rank 1; how the step ends, and is all as before."""
     config = small_config()
+    config.train.nan = nan  # type: ignore[assignment]
     topology = resolve(TopologyConfig(), LauncherConfig(ranks_per_node=2))
     model = assemble(config, SPEC, topology, torch.device("cpu"))
     model.initialise(seed=7)
     optimizer = DenseOptimizer(model.dense, config.optim.dense)
-    before = {name: tensor.clone() for name, tensor in gather_full(model.state()).items()}
-    lookup = ShardedTables.forward
-
-    def poisoned(self: ShardedTables, batch: Any, stride: int) -> Any:
-        looked_up = lookup(self, batch, stride)
-        if dist.get_rank() == 1:
-            looked_up.leaves.tensors()[0].register_hook(lambda gradient: gradient * float("nan"))
-        return looked_up
-
-    ShardedTables.forward = poisoned  # type: ignore[method-assign]
+    rank = dist.get_rank()
+    if where == "state" and rank == 1:
+        next(iter(model.dense.parameters())).detach().to_local().fill_(math.nan)  # type: ignore[attr-defined]
+    before = {name: tensor.clone() for name, tensor in gather_full(model.state() | optimizer.state()).items()}
+    wish = Flags(nan_gradient=where == "gradient" and rank == 1)
     try:
-        Stepper(config, model, optimizer, Ledger()).step(0, local_batch(0, 16, dist.get_rank(), 2), 8, Flags())
+        Stepper(config, model, optimizer, Ledger()).step(3, local_batch(0, 16, rank, 2), 8, wish)
     except GemctlError as error:
-        after = gather_full(model.state())
-        return str(error), all(torch.equal(before[name], after[name]) for name in before)
-    return "", False
+        after = gather_full(model.state() | optimizer.state())
+        same = all(torch.equal(before[name], after[name]) or bool(before[name].isnan().any()) for name in before)
+        return type(error), str(error), getattr(error, "found", None), same
+    return None, "", None, False
 
 
-def test_nonfinite_gradient_stops_before_anything_is_updated() -> None:
-    ends = run_world(2, _nan_gradient)
-    assert all("gradient is not finite" in message for message, _ in ends)
-    assert ends[0][1]
+def test_a_gradient_that_is_not_finite_rolls_back_before_anything_is_updated() -> None:
+    for kind, message, found, _ in run_world(2, _not_finite, "skip", "gradient"):
+        assert kind is RollBack and found == RolledBack(3, "gradient", [1])
+        assert message.startswith("rank 1: step 3: a gradient is not finite although the loss is; nothing was updated")
+    assert run_world(2, _not_finite, "skip", "gradient")[0][3], "something was updated"
+
+
+def test_train_nan_stop_ends_at_a_gradient_too() -> None:
+    for kind, message, _, _ in run_world(2, _not_finite, "stop", "gradient"):
+        assert kind is NanStop and "train.nan=stop" in message and "nothing was updated" in message
+
+
+def test_a_state_that_is_not_finite_is_not_blamed_on_the_batch() -> None:
+    for kind, message, found, _ in run_world(2, _not_finite, "skip", "state"):
+        assert kind is RollBack and "step 3: the state is not finite" in message
+        assert found is not None and (found.step, found.what) == (3, "state") and 1 in found.ranks  # FSDP has gathered
