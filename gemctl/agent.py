@@ -39,6 +39,7 @@ from gemctl.run import process, requests, stages
 from gemctl.run.attempt import Attempt, Heartbeat
 from gemctl.run.directory import RunDir
 from gemctl.run.files import JsonLog
+from gemctl.run.output import OutputTimes
 
 Work = Callable[[str, int], None]
 
@@ -64,8 +65,9 @@ class RankMonitor:
     looks: reaping is left to torchrun's agent, which takes a rank that another thread has reaped for a failed one.
     """
 
-    def __init__(self, attempt: Attempt, log: JsonLog) -> None:
+    def __init__(self, attempt: Attempt, node: int, log: JsonLog) -> None:
         self._attempt, self._log = attempt, log
+        self._output = OutputTimes(attempt, node)
         self._reader, self.registry = os.pipe()  # each rank writes "rank pid" into it
         os.set_blocking(self._reader, False)
         self._ranks: dict[int, int] = {}  # pid → rank
@@ -84,6 +86,7 @@ class RankMonitor:
         self._done.set()
         self._thread.join()
         self._look()
+        self._output.close()
         os.close(self._reader)
         os.close(self.registry)
 
@@ -111,6 +114,7 @@ class RankMonitor:
 
     def _look(self) -> None:
         self._register()
+        self._output.look(self._ranks.values())
         for pid, rank in self._ranks.items():
             if pid in self._ended:
                 continue
@@ -224,7 +228,7 @@ class Agent:
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
         from torch.distributed.launcher.api import elastic_launch
 
-        monitor = self._monitor = RankMonitor(self.attempt, self._log)
+        monitor = self._monitor = RankMonitor(self.attempt, self.node, self._log)
         monitor.start()
         target = elastic_launch(self._launch_config(place), _rank)
         try:
@@ -339,6 +343,8 @@ def _rank(work: Work, run_path: str, number: int, agent: int, registry: int) -> 
     rank, attempt = env.rank(), RunDir(Path(run_path)).attempt(number)
     os.environ["GEMCTL_ATTEMPT"] = str(number)
     _write_to(attempt.rank_output(rank))
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # so that a line's time is when it was said
     # Stays registered for as long as the process lives: a rank that has returned may still be asked for its stack.
     faulthandler.register(signal.SIGUSR1, file=attempt.rank_stack(rank).open("w"), all_threads=True)
     os.write(registry, f"{rank} {os.getpid()}\n".encode())

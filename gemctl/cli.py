@@ -22,6 +22,7 @@ COMMANDS = {
     "resume": "go on with a run from its newest verified checkpoint, on the same or another number of ranks",
     "supervise": "follow a submitted run's attempts here; batch scripts and --detach start it",
     "status": "say what a run is doing",
+    "logs": "show what a run's processes said and did, the cause of a failure first",
     "stop": "ask a run to save and end",
     "report": "say what a run reached and where its time went",
     "eval": "score a data set with a checkpoint",

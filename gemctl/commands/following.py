@@ -1,6 +1,6 @@
-"""Following a run that another process supervises: after --detach, and in the foreground under a scheduler.
+"""Following a run that another process supervises: after --detach, under a scheduler, from any shell or machine.
 
-What is known comes from the run's files; the launcher is asked only now and then what became of the job.
+What is known comes from the run's files; a launcher is asked only now and then what became of the job.
 """
 
 import signal
@@ -20,9 +20,28 @@ if TYPE_CHECKING:
     from gemctl.run.submission import Detached, Job, Submission
 
 POLL = 0.1
-JOB_POLL = 5.0  # seconds between questions to a scheduler
+JOB_POLL = 5.0  # seconds between questions to a launcher
 START_SECONDS = 15.0  # that --detach waits for a supervisor to begin
+NEXT_SECONDS = 60.0  # that a next attempt may take where nobody can be asked
 LAST_WORDS = 20  # lines of a supervisor that never began an attempt
+
+
+def job_of(submission: "Submission") -> "Job | None":
+    """What its launcher says of the submission's job; never an error."""
+    from gemctl.commands.launching import launcher_of
+    from gemctl.run.submission import Job
+
+    try:
+        return launcher_of(submission.kind).jobs([submission])[0]
+    except GemctlError as error:
+        return Job("", "unknown", str(error))
+
+
+def own_attempt(run: "RunDir", submission: "Submission | None") -> "Attempt | None":
+    """The run's last attempt, if it was made under the submission (or there is none: an older gemctl's run)."""
+    last = run.last_attempt()
+    first = submission.first_attempt if submission is not None else 1
+    return last if last is not None and last.claimed and last.number >= first else None
 
 
 def wait_for_start(run: "RunDir", submission: "Submission", launcher: "Launcher") -> "Detached":
@@ -42,12 +61,6 @@ def wait_for_start(run: "RunDir", submission: "Submission", launcher: "Launcher"
         time.sleep(POLL)
 
 
-def own_attempt(run: "RunDir", submission: "Submission") -> "Attempt | None":
-    """The newest attempt that was made under the submission, which is the run's newest."""
-    last = run.last_attempt()
-    return last if last is not None and last.claimed and last.number >= submission.first_attempt else None
-
-
 def not_started(run: "RunDir", submission: "Submission") -> str:
     """What a supervisor that made no attempt has said."""
     try:
@@ -57,95 +70,120 @@ def not_started(run: "RunDir", submission: "Submission") -> str:
     return "\n".join([f"run {run.run_id} did not start: its supervisor has ended without an attempt", *said])
 
 
+class Vigil:
+    """Whether anybody is left who goes on with a run. `job`: what a launcher has said of it last."""
+
+    def __init__(self, run: "RunDir") -> None:
+        self.run = run
+        self.submission: Submission | None = None
+        self.job: Job | None = None
+        self._asked = float("-inf")
+        self._sign: object = None
+        self._signed = time.monotonic()
+
+    def over(self) -> str | None:
+        """Why nothing more comes: "" if the last attempt's own end says it; None: somebody is left."""
+        self.ask()
+        attempt = own_attempt(self.run, self.submission)  # after the job: its last words are there when it has ended
+        end = attempt.end() if attempt is not None else None
+        if end is not None and not end.get("again", False):
+            return ""
+        if self.job is not None and self.job.state == "ended":
+            return "" if end is not None else self._deserted(attempt)
+        return self._silent(attempt) if self.job is None or self.job.state == "unknown" else None
+
+    def ask(self, now: bool = False) -> None:
+        """Looks for a new submission and asks its launcher, now and then."""
+        from gemctl.run.submission import newest
+
+        if now or time.monotonic() - self._asked > JOB_POLL:
+            self.submission = newest(self.run)
+            self.job = job_of(self.submission) if self.submission is not None else None
+            self._asked = time.monotonic()
+
+    def _deserted(self, attempt: "Attempt | None") -> str:
+        if attempt is None and self.submission is not None:
+            return not_started(self.run, self.submission)
+        left = f"attempt {attempt.number} left no end" if attempt is not None else "no attempt was made"
+        return f"run {self.run.run_id}: its supervisor has gone ({self.job.detail if self.job else ''}); {left}"
+
+    def _silent(self, attempt: "Attempt | None") -> str | None:
+        """Where nobody can be asked, the beat tells; on this process's own clock."""
+        if attempt is None:
+            return None if self.job is not None else f"run {self.run.run_id} was never started"
+        ended = attempt.end_file.exists()
+        sign = (attempt.number, ended, attempt.beat())
+        if sign != self._sign:
+            self._sign, self._signed = sign, time.monotonic()
+        silence = time.monotonic() - self._signed
+        if silence < (NEXT_SECONDS if ended else attempt.patience):
+            return None
+        what = "no attempt after it" if ended else f"no beat from {attempt.claim().host}"
+        return f"run {self.run.run_id}: attempt {attempt.number}: {what} for {silence:.0f} s; whoever ran it is gone"
+
+
 class Following:
     """Shows a submitted run until it ends; Ctrl-C files a stop request, a second one leaves the run alone."""
 
     def __init__(self, run: "RunDir", submission: "Submission", launcher: "Launcher", progress: "Progress") -> None:
         self.run, self.submission, self.launcher, self.progress = run, submission, launcher, progress
-        self.interrupts = 0
-        self._handled = 0
-        self._job: Job | None = None
-        self._asked = float("-inf")
+        self._vigil = Vigil(run)
+        self._interrupts = self._handled = 0
         self._said = ""
 
     def follow(self) -> None:
         """Returns when the run has finished or was stopped. GemctlError with the cause, Interrupted after a Ctrl-C."""
         with _interrupts(self._interrupted):
-            while not self._ended():
+            while (reason := self._vigil.over()) is None:
+                if (attempt := own_attempt(self.run, self.submission)) is not None:
+                    self.progress.follow(attempt)
+                self._say_job()
                 self._take_interrupts()
                 time.sleep(POLL)
+        self._conclude(reason)
 
-    def _ended(self) -> bool:
+    def _conclude(self, reason: str) -> None:
+        """Raises what the supervisor has raised, or why there is none left."""
+        from gemctl.run.conclusion import conclusion, hint
+
         attempt = own_attempt(self.run, self.submission)
-        if attempt is not None:
-            self.progress.follow(attempt)
-            if attempt.end_file.exists() and self._conclude(attempt):
-                return True
-        job = self._ask()
-        if job is None or job.state != "ended":
-            return False
-        time.sleep(POLL)  # what it has written last may come after its end
-        last = own_attempt(self.run, self.submission)
-        if last is None:
-            self._refuse_unstarted()
-        elif last.end_file.exists():
-            return self._conclude(last, final=True)
-        else:
-            from gemctl.run.conclusion import hint
-
-            text = f"run {self.run.run_id}: its supervisor has gone ({job.detail}), attempt {last.number} left no end"
-            raise GemctlError(f"{text}\n{hint(self.run)}")
-        return True
-
-    def _conclude(self, attempt: "Attempt", final: bool = False) -> bool:
-        """True if no other attempt comes. Raises what the supervisor has raised."""
-        from gemctl.run.conclusion import conclusion
-
-        end = attempt.end() or {}
-        if end.get("again", end["outcome"] == "preempted") and not final:
-            return False
-        text = conclusion(self.run, attempt) or ""
+        if reason and self._interrupts and attempt is None:
+            raise Interrupted(f"run {self.run.run_id}: its job was taken out of the queue\n{hint(self.run)}")
+        if reason or attempt is None:
+            raise GemctlError(f"{reason}\n{hint(self.run)}")
+        end, text = attempt.end() or {}, conclusion(self.run, attempt) or ""
         if end["outcome"] in {"failed", "preempted"}:
             raise GemctlError(text)
-        if end["outcome"] == "killed" or self.interrupts or end.get("signal") == "SIGTERM":
+        if end["outcome"] == "killed" or end.get("signal") is not None or self._interrupts:
             raise Interrupted(text, 143 if end.get("signal") == "SIGTERM" else 130)
         if end["outcome"] == "stopped":
             self.progress.note(text)
-        return True
 
-    def _refuse_unstarted(self) -> None:
-        if self.interrupts:
-            raise Interrupted(f"run {self.run.run_id}: its job was taken out of the queue")
-        raise GemctlError(not_started(self.run, self.submission))
-
-    def _ask(self) -> "Job | None":
-        """What the launcher says of the job, asked now and then; a change is shown."""
-        if time.monotonic() - self._asked > JOB_POLL:
-            (self._job,) = self.launcher.jobs([self.submission])
-            self._asked = time.monotonic()
-            if self._job is not None and self._job.state in {"waiting", "unknown"} and self._job.detail != self._said:
-                self._said = self._job.detail
-                self.progress.note(self._job.detail)
-        return self._job
+    def _say_job(self) -> None:
+        """Shows that the job waits, or that nobody answers for it."""
+        job = self._vigil.job
+        if job is not None and job.state in {"waiting", "unknown"} and job.detail != self._said:
+            self.progress.note(job.detail)
+        self._said = job.detail if job is not None else ""
 
     def _take_interrupts(self) -> None:
         from gemctl.run import requests
         from gemctl.run.conclusion import reference
 
-        if self.interrupts == self._handled:
+        if self._interrupts == self._handled:
             return
-        self._handled = self.interrupts
-        if self.interrupts > 1:
+        self._handled = self._interrupts
+        if self._interrupts > 1:
             name = reference(self.run)
             raise Interrupted(f"run {name} goes on without this terminal; gemctl logs -f {name}, gemctl stop {name}")
         requests.file(self.run, "stop")
         if own_attempt(self.run, self.submission) is None:
             self.launcher.cancel(self.submission)
-        self._asked = float("-inf")
+        self._vigil.ask(now=True)
         self.progress.note("stopping: the ranks save at the end of this step (Ctrl-C again leaves the run alone)")
 
     def _interrupted(self, number: int, frame: FrameType | None) -> None:
-        self.interrupts += 1
+        self._interrupts += 1
 
 
 @contextmanager

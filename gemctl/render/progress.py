@@ -87,16 +87,7 @@ class Progress:
         if not self._train:
             return f"{start}{self._stage}"
         last = self._train[-1]
-        nes = ", ".join(f"{task} {number(quality['ne'])}" for task, quality in last["tasks"].items())
-        parts = [
-            f"{start}step {last['step']:,}/{self.steps:,}",
-            f"loss {number(last['loss'])}",
-            f"NE {nes}",
-            f"{rate(last['examples_per_s'])} examples/s",
-            f"{rate(last['tokens_per_s'])} tokens/s",
-            f"effective MFU {percent(last['effective_mfu'])}",
-            f"{_clock(self._left())} left",
-        ]
+        parts = [f"{start}step {last['step']:,}/{self.steps:,}", *_measured(last), f"{_clock(self._left())} left"]
         return "  ".join([*parts, self._stage] if self._stage not in {"training", "launching"} else parts)
 
     def _read(self, attempt: Attempt) -> None:
@@ -143,6 +134,32 @@ class Progress:
     def _print(self, text: str) -> None:
         self._out.write(text + "\n")
         self._out.flush()
+
+
+def measured(line: dict[str, Any]) -> str:
+    """A line of metrics.jsonl in one line of text."""
+    step = f"step {line['step']:,}"
+    match line["kind"]:
+        case "train":
+            return "  ".join([step, *_measured(line)])
+        case "eval":
+            return "  ".join([f"evaluation at {step}", f"NE {_nes(line)}", f"{line['seconds']:.1f} s"])
+        case kind:
+            return f"{kind}, {step}"
+
+
+def _measured(line: dict[str, Any]) -> list[str]:
+    return [
+        f"loss {number(line['loss'])}",
+        f"NE {_nes(line)}",
+        f"{rate(line['examples_per_s'])} examples/s",
+        f"{rate(line['tokens_per_s'])} tokens/s",
+        f"effective MFU {percent(line['effective_mfu'])}",
+    ]
+
+
+def _nes(line: dict[str, Any]) -> str:
+    return ", ".join(f"{task} {number(quality['ne'])}" for task, quality in line["tasks"].items())
 
 
 def _clock(seconds: float | None) -> str:

@@ -113,6 +113,10 @@ class Attempt:
         """When the output files of the host's ranks grew (gemctl/run/output.py)."""
         return self.logs / f"times-{node}.jsonl"
 
+    def output_times(self, node: int) -> Path:
+        """When the output files of the host's ranks grew (gemctl/run/output.py)."""
+        return self.logs / f"times-{node}.jsonl"
+
     def rank_stack(self, rank: int) -> Path:
         """Where the rank dumps its stack when asked to."""
         return self.logs / f"rank-{rank}.stack"

@@ -23,6 +23,8 @@ def conclusion(run: RunDir, attempt: Attempt) -> str | None:
 def describe(run: RunDir, end: dict[str, Any]) -> str:
     """The same of an end that is not in its file yet."""
     lines = [f"run {run.run_id} {_ended(end)}", *_log(end)]
+    if end["outcome"] == "failed" and end.get("again"):
+        return "\n".join([*lines, "another attempt follows"])
     if end.get("refusal"):
         lines.append(f"{'not tried again' if end['outcome'] == 'failed' else 'not brought back'}: {end['refusal']}")
     return "\n".join(lines if end["outcome"] == "finished" else [*lines, hint(run)])

@@ -58,10 +58,11 @@ def entries(folder: Path) -> list[Path]:
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in `path` without its `format`. InputError if it is newer than this gemctl, or not a JSON object."""
-    return _object(path.read_bytes(), str(path))
+    return parse_line(path.read_bytes(), str(path))
 
 
-def _object(text: bytes, where: str) -> dict[str, Any]:
+def parse_line(text: bytes, where: str) -> dict[str, Any]:
+    """The object that `text`, found at `where`, is in JSON, without its `format`. InputError as of `read_json`."""
     try:
         value = json.loads(text)
     except ValueError as error:
@@ -129,7 +130,7 @@ class LogTail:
             return []
         whole = data[: data.rfind(b"\n") + 1]
         lines = whole.split(b"\n")[:-1]
-        found = [_object(line, f"{self.path}:{self._lines + at}") for at, line in enumerate(lines, start=1)]
+        found = [parse_line(line, f"{self.path}:{self._lines + at}") for at, line in enumerate(lines, start=1)]
         self._offset, self._lines = self._offset + len(whole), self._lines + len(lines)
         return found
 
