@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     from gemctl.config.schema import Config, DataConfig
     from gemctl.plan.build import Plan
     from gemctl.recover.supervisor import Agents
+    from gemctl.run.attempt import Base
     from gemctl.run.directory import RunDir
     from gemctl.run.submission import Detached, Job, Submission
 
-LAUNCHERS = {"local": "gemctl.launchers.local"}
+LAUNCHERS = {"local": "gemctl.launchers.local", "slurm": "gemctl.launchers.slurm"}
 
 
 class Launcher(Protocol):
@@ -80,8 +81,8 @@ def checked_plan(config: "Config") -> "Plan":
     return plan
 
 
-def submitted(run: "RunDir", config: "Config", plan: "Plan") -> "Submission":
-    """Writes down what is asked for, as the run's newest submission."""
+def submitted(run: "RunDir", config: "Config", plan: "Plan", base: "Base | None") -> "Submission":
+    """Writes down what is asked for, as the run's newest submission. `base`: what has been verified to start from."""
     from gemctl.config.compose import to_yaml
     from gemctl.launchers.request import request, to_json
     from gemctl.plan.build import to_json as plan_json
@@ -89,11 +90,15 @@ def submitted(run: "RunDir", config: "Config", plan: "Plan") -> "Submission":
 
     config = dataclasses.replace(config, data=_from_anywhere(config.data))
     last = run.last_attempt()
-    app = request(run.path, last.number + 1 if last is not None else 1, config.launcher)
-    return submit(run, to_yaml(config), plan_json(plan), {"kind": config.launcher.kind, "app": to_json(app)})
+    app = request(run.path, last.number + 1 if last is not None else 1, config.launcher, config.cluster.device)
+    start = dataclasses.asdict(base) if base is not None else None
+    facts = {"kind": config.launcher.kind, "app": to_json(app), "base": start}
+    return submit(run, to_yaml(config), plan_json(plan), facts)
 
 
-def launch(run: "RunDir", config: "Config", plan: "Plan", detach: bool) -> "Detached | None":
+def launch(
+    run: "RunDir", config: "Config", plan: "Plan", detach: bool, base: "Base | None" = None
+) -> "Detached | None":
     """Submits the run and follows it to its end, which is raised unless it is a good one; with `detach`, to its start.
 
     Raises as gemctl.commands.supervise.supervise does; GemctlError if it does not start.
@@ -102,7 +107,7 @@ def launch(run: "RunDir", config: "Config", plan: "Plan", detach: bool) -> "Deta
     from gemctl.commands.supervise import supervise
     from gemctl.render.progress import Progress
 
-    submission = submitted(run, config, plan)
+    submission = submitted(run, config, plan, base)
     launcher = launcher_of(config.launcher.kind)
     if launcher.IN_PROCESS and not detach:
         submission.write_process(os.getpid())

@@ -35,6 +35,7 @@ def run(args: argparse.Namespace) -> Any:
     from gemctl.config.compose import compose, from_yaml
     from gemctl.config.resuming import changes, check_changes
     from gemctl.render.show import show
+    from gemctl.run.attempt import Base
     from gemctl.run.directory import find
     from gemctl.run.preflight import preflight
     from gemctl.run.report import build
@@ -58,4 +59,5 @@ def run(args: argparse.Namespace) -> Any:
         return ahead
     if not args.json:
         show(ahead)
-    return launch(target, config, plan, args.detach) or build(target)
+    base = Base(ahead.checkpoint, ahead.step) if ahead.checkpoint is not None else None
+    return launch(target, config, plan, args.detach, base) or build(target)

@@ -63,8 +63,9 @@ def supervise(run: "RunDir", submission: "Submission") -> None:
     config = from_yaml(text, str(submission.config))
     launcher = config.launcher
     prepared = Prepared(
-        text, submission.plan.read_text(), launcher.nodes, launcher.ranks_per_node, submission.first_attempt
-    )
+        text, submission.plan.read_text(), launcher.nodes, launcher.ranks_per_node,
+        submission.first_attempt, submission.base,
+    )  # fmt: skip
     with Progress(steps=config.train.steps) as progress:
         number = last.number + 1 if last is not None else 1
         run_attempts(run, number, prepared, config.recover, agents_of(run, config), progress)

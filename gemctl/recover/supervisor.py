@@ -25,7 +25,7 @@ from gemctl.run.attempt import Attempt, Base, claim
 from gemctl.run.conclusion import describe, hint
 from gemctl.run.directory import RunDir
 from gemctl.run.files import JsonLog, read_log
-from gemctl.run.manifest import Checkpoint, checkpoints, newest_verified
+from gemctl.run.manifest import Checkpoint, check_file, check_size, checkpoints, newest_verified, verify
 
 POLL = 0.02
 AGENT_POLL = 0.2  # seconds between looks at what costs more: the agent's process, the attempts' folder
@@ -115,6 +115,7 @@ class _Supervisor:
         self.run, self.prepared, self.recover, self.agents, self.follower = run, prepared, recover, agents, follower
         self.asked = Asked()
         self.next_request = 1  # the first that no attempt has seen
+        self.reread = False  # ranks have just refused what they were to load
         self.history = History(read_log(run.supervisor_log), prepared.first)
         self.log = JsonLog(run.supervisor_log)
 
@@ -122,7 +123,7 @@ class _Supervisor:
         with self.asked:
             self._count_lost()
             try:
-                attempt = self._start(number, None, self.prepared.base)
+                attempt = self._start(number, None)
                 while True:
                     end, records = self._follow(attempt)
                     end = dataclasses.replace(end, kind=self._kind(end, records))
@@ -136,7 +137,8 @@ class _Supervisor:
                         return self._conclude(end, line)
                     self._record(attempt, line)
                     self._say_again(end)
-                    attempt = self._start(attempt.number + 1, attempt, None)
+                    self.reread = end.cause is not None and end.cause.stage == "load"
+                    attempt = self._start(attempt.number + 1, attempt)
             finally:
                 self._kill_all()
 
@@ -146,13 +148,11 @@ class _Supervisor:
             if refusal := self.history.refusal(kind, self.recover.budgets):
                 raise RunFailed(f"run {self.run.run_id} is not brought back: {refusal}\n{hint(self.run)}", None)
         if self.history.lost:
-            numbers, left = (
-                ", ".join(map(str, self.history.lost)),
-                self.history.left("preemption", self.recover.budgets),
-            )
+            numbers = ", ".join(map(str, self.history.lost))
+            left = self.history.left("preemption", self.recover.budgets)
             self.follower.note(f"attempt {numbers} ended with its supervisor; going on ({left})")
 
-    def _start(self, number: int, last: Attempt | None, base: Base | None) -> Attempt:
+    def _start(self, number: int, last: Attempt | None) -> Attempt:
         """Takes the run with a new attempt, and hands it to the agents of its `last` one that live, or to new ones."""
         owner = last.claim().owner if last is not None else None
         attempt = claim(
@@ -170,7 +170,7 @@ class _Supervisor:
             self.agents.start(attempt)  # they import while the rest is made ready
         attempt.config.write_text(self.prepared.config)
         attempt.plan.write_text(self.prepared.plan)
-        base = base or self._base()
+        base = self._base(number)
         attempt.write_base(base)
         line = {"event": "attempt", "attempt": number, "time": time.time(), **dataclasses.asdict(base)}
         self.history.add(line)
@@ -178,13 +178,24 @@ class _Supervisor:
         self.agents.submit(attempt)
         return attempt
 
-    def _base(self) -> Base:
-        checkpoint, refused = newest_verified(self.run)
-        for reason in refused:
+    def _base(self, number: int) -> Base:
+        """What attempt `number` starts from. Its ranks hash what they load, each its share, so names and sizes are
+        enough here, unless ranks have just refused some."""
+        check = check_file if self.reread else check_size
+        given = self.prepared.base if number == self.prepared.first else None
+
+        def faults(found: Checkpoint) -> list[str]:
+            if given is not None and found.step >= given.step and found.path.name != given.checkpoint:
+                return [f"{found.path}: was not whole when this was submitted"]
+            if why := self.history.distrusted.get(found.path.name):
+                return [f"{found.path}: {why}"]
+            return verify(found.path, check)
+
+        checkpoint, refused = newest_verified(self.run, faults)
+        for reason in refused if given is None else []:  # who gave it has said why
             self.follower.note(f"checkpoint passed over: {reason}")
-        if checkpoint is None:
-            return Base(None, 0)
-        return Base(checkpoint.path.name, checkpoint.step)
+        name, step = (checkpoint.path.name, checkpoint.step) if checkpoint is not None else (None, 0)
+        return Base(name, step)
 
     def _follow(self, attempt: Attempt) -> tuple[_End, Records]:
         """Waits for the attempt's end; whatever has to be killed is killed when this returns."""

@@ -17,7 +17,7 @@ import json
 import os
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -194,26 +194,36 @@ def describe_file(path: Path) -> StoredFile:
     return StoredFile(path.stat().st_size, digest)
 
 
-def check_file(path: Path, stored: StoredFile) -> str | None:
-    """What is wrong with the file, or None."""
+def check_size(path: Path, stored: StoredFile) -> str | None:
+    """What shows to be wrong with the file before it is read, or None."""
     try:
         size = path.stat().st_size
-        if size != stored.bytes:
-            return f"{path}: {size} bytes, its manifest says {stored.bytes}"
-        if describe_file(path).sha256 != stored.sha256:
-            return f"{path}: damaged, its hash is not the one in its manifest"
     except OSError as error:
         return f"{path}: {error.strerror}"
-    return None
+    return None if size == stored.bytes else f"{path}: {size} bytes, its manifest says {stored.bytes}"
 
 
-def verify(folder: Path) -> list[str]:
-    """Every fault of a checkpoint's files, by size and hash; empty if it is whole."""
+def check_file(path: Path, stored: StoredFile) -> str | None:
+    """What is wrong with the file, or None; reads all of it."""
+    if (fault := check_size(path, stored)) is not None:
+        return fault
+    try:
+        whole = describe_file(path).sha256 == stored.sha256
+    except OSError as error:
+        return f"{path}: {error.strerror}"
+    return None if whole else f"{path}: damaged, its hash is not the one in its manifest"
+
+
+Check = Callable[[Path, StoredFile], str | None]
+
+
+def verify(folder: Path, check: Check = check_file) -> list[str]:
+    """Every fault of a checkpoint's files, by size and hash (or by `check`); empty if it is whole."""
     try:
         manifest = read(folder)
     except InputError as error:
         return error.problems
-    faults = (check_file(folder / name, stored) for name, stored in sorted(manifest.files.items()))
+    faults = (check(folder / name, stored) for name, stored in sorted(manifest.files.items()))
     return [fault for fault in faults if fault is not None]
 
 
@@ -245,11 +255,14 @@ def _void(step: int, attempt: int, bases: Mapping[int, int]) -> str | None:
     return None
 
 
-def newest_verified(run: RunDir) -> tuple[Checkpoint | None, list[str]]:
-    """The newest valid checkpoint whose files are whole, and why each newer one was refused, one line each."""
+def newest_verified(
+    run: RunDir, faults_of: Callable[[Checkpoint], list[str]] = lambda found: verify(found.path)
+) -> tuple[Checkpoint | None, list[str]]:
+    """The newest valid checkpoint without faults, by default one whose files are whole, and why each newer one was
+    refused, one line each."""
     refused: list[str] = []
     for checkpoint in checkpoints(run):
-        faults = [f"{checkpoint.path}: {checkpoint.flaw}"] if checkpoint.flaw else verify(checkpoint.path)
+        faults = [f"{checkpoint.path}: {checkpoint.flaw}"] if checkpoint.flaw else faults_of(checkpoint)
         if not faults:
             return checkpoint, refused
         refused += faults

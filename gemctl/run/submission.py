@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gemctl.run import process
+from gemctl.run.attempt import Base
 from gemctl.run.directory import RunDir
 from gemctl.run.files import create_json, entries, read_json
 
@@ -73,6 +74,12 @@ class Submission:
         """Stop requests with lower numbers were meant for what was before it."""
         return int(read_json(self.request)["first_request"])
 
+    @property
+    def base(self) -> Base | None:
+        """What its first attempt starts from, verified when it was made; None: the newest then."""
+        base = read_json(self.request).get("base")
+        return Base(**base) if base is not None else None
+
     def submitted(self) -> dict[str, Any] | None:
         """Who runs it: `host` and `pid`, or `job`, and `time`; None before it was handed over."""
         return read_json(self.submitted_file) if self.submitted_file.exists() else None
@@ -87,7 +94,8 @@ class Submission:
 
 
 def submit(run: RunDir, config: str, plan: str, request: dict[str, Any]) -> Submission:
-    """Makes the run's next submission. `config`, `plan`: config.yaml and plan.json; `request`: `kind` and `app`."""
+    """Makes the run's next submission. `config`, `plan`: config.yaml and plan.json; `request`: `kind`, `app` and,
+    where a preflight has verified it, the `base` of its first attempt."""
     last = run.last_attempt()
     submission = Submission(_next_folder(run))
     submission.config.write_text(config)

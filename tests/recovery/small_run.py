@@ -322,6 +322,13 @@ def _file_stop(run: RunDir, records: Records) -> None:
     requests.file(run, "stop")
 
 
+def _damage(run: RunDir, records: Records) -> None:
+    """A bit of the newest checkpoint flips, and a rank dies."""
+    data = max(run.checkpoints.glob("*/data"), key=lambda path: path.stat().st_mtime)
+    data.write_bytes(b"S" + data.read_bytes()[1:])
+    os.kill(records.ranks[1].pid or 0, signal.SIGKILL)
+
+
 def _kill_self(run: RunDir, records: Records) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -356,6 +363,7 @@ DISTURBANCES: dict[str, Callable[[RunDir, Records], None]] = {
     "stop_agent": _stop_agent,
     "stop_host_1": _stop_host_1,
     "file_stop": _file_stop,
+    "damage": _damage,
     "kill_self": _kill_self,
     "stop_rank": _stop_rank,
     "take_over": _take_over,
