@@ -1,7 +1,12 @@
 """Every environment variable that gemctl reads, one function each."""
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
+
+# What changes the meaning of a call of SLURM's clients behind its options' back.
+SLURM_OPTIONS = ("SLURM_", "SBATCH_", "SQUEUE_", "SINFO_", "SCANCEL_")
+SLURM_KEPT = {"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "SLURM_CLUSTERS"}  # which SLURM, and as whom
 
 
 def rank() -> int:
@@ -57,6 +62,34 @@ def gloo_interface() -> str | None:
 def topology_address() -> str:
     """Where this host lies in the network, outermost switch first ("spine.leaf1.n2"); empty if nobody said."""
     return os.environ.get("GEMCTL_TOPOLOGY_ADDRESS", "")
+
+
+@dataclass(frozen=True)
+class SlurmAllocation:
+    """The SLURM job that this process runs in. `restarts`: how often it was queued again."""
+
+    job: int
+    nodelist: str
+    restarts: int
+
+
+def slurm_allocation() -> SlurmAllocation | None:
+    """None outside of a SLURM job."""
+    job, nodelist = os.environ.get("SLURM_JOB_ID"), os.environ.get("SLURM_JOB_NODELIST")
+    if job is None or nodelist is None:
+        return None
+    return SlurmAllocation(int(job), nodelist, int(os.environ.get("SLURM_RESTART_COUNT", "0")))
+
+
+def for_slurm() -> dict[str, str]:
+    """The environment for SLURM's clients, without what this process may have from a job around it."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(SLURM_OPTIONS)}
+    return kept | {name: os.environ[name] for name in SLURM_KEPT if name in os.environ}
+
+
+def slurm_topology() -> str:
+    """Where SLURM says that this host lies in the network; empty outside of a step, or where it does not know."""
+    return os.environ.get("SLURM_TOPOLOGY_ADDR", "")
 
 
 def triton_interpret() -> bool:

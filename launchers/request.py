@@ -6,6 +6,7 @@ The schedulers of launchers/*.py turn it into their own form; attempts/<n>/reque
 """
 
 import dataclasses
+import math
 import os
 import sys
 from pathlib import Path
@@ -13,17 +14,22 @@ from typing import TYPE_CHECKING, Any
 
 from gemctl import env
 from gemctl.config.schema import LauncherConfig
+from gemctl.config.slurm import SlurmConfig
 
 if TYPE_CHECKING:
-    from torchx.specs import AppDef
+    from torchx.specs import AppDef, Resource
 
 ROLE = "agent"
+GIB_MB = 1024
 NODE = "${replica_id}"  # TorchX puts the number of the host in its place
 
 
-def request(run_path: Path, attempt: int, launcher: LauncherConfig) -> "AppDef":
-    """One agent on each of `launcher.nodes` hosts for attempt `attempt` of the run in `run_path`."""
-    from torchx.specs import AppDef, Resource, Role
+def request(run_path: Path, attempt: int, launcher: LauncherConfig, device: str = "cpu") -> "AppDef":
+    """One agent on each of `launcher.nodes` hosts for attempt `attempt` of the run in `run_path`.
+
+    `device`: cluster.device. What a scheduler has to set aside is asked of a scheduler alone.
+    """
+    from torchx.specs import AppDef, Role
 
     role = Role(
         name=ROLE,
@@ -33,7 +39,7 @@ def request(run_path: Path, attempt: int, launcher: LauncherConfig) -> "AppDef":
         env=_environment(launcher),
         num_replicas=launcher.nodes,
         max_retries=0,
-        resource=Resource(cpu=-1, gpu=-1, memMB=-1),
+        resource=_resource(launcher, device),
     )
     return AppDef(name=run_path.name, roles=[role])
 
@@ -43,8 +49,35 @@ def to_json(app: "AppDef") -> dict[str, Any]:
     return dataclasses.asdict(app)
 
 
+def from_json(value: dict[str, Any]) -> "AppDef":
+    """The request that `to_json` made."""
+    from torchx.specs import AppDef, Resource, RetryPolicy, Role
+
+    def role(fields: dict[str, Any]) -> Role:
+        known = {name: item for name, item in fields.items() if name not in {"resource", "retry_policy"}}
+        return Role(**known, resource=Resource(**fields["resource"]), retry_policy=RetryPolicy(fields["retry_policy"]))
+
+    return AppDef(**{**value, "roles": [role(fields) for fields in value["roles"]]})
+
+
+def _resource(launcher: LauncherConfig, device: str) -> "Resource":
+    from torchx.specs import Resource
+
+    if launcher.kind == "local":
+        return Resource(cpu=-1, gpu=-1, memMB=-1)
+    ranks, slurm = launcher.ranks_per_node, launcher.slurm or SlurmConfig()
+    cpus, memory = slurm.cpus_per_rank, slurm.memory_gb
+    return Resource(
+        cpu=ranks * cpus if cpus else -1,
+        gpu=ranks if device == "cuda" else -1,
+        memMB=math.ceil(memory * GIB_MB) if memory else -1,
+    )
+
+
 def _environment(launcher: LauncherConfig) -> dict[str, str]:
     threads = max(1, (os.cpu_count() or 1) // launcher.ranks_per_node)
+    if launcher.kind == "slurm":  # its nodes are other machines
+        threads = (launcher.slurm and launcher.slurm.cpus_per_rank) or 1
     values = {
         "OMP_NUM_THREADS": env.omp_threads() or str(threads),
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # torch must not open CUDA before the agent forks

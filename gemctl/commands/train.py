@@ -62,7 +62,7 @@ def _dry_run(config: "Config", plan: "Plan", warm: "WarmStart | None") -> "DryRu
     from gemctl.launchers.request import request, to_json
 
     run_path = Path(config.run.root).absolute() / config.run.name / "RUN_ID"
-    app = request(run_path, 1, config.launcher)
+    app = request(run_path, 1, config.launcher, config.cluster.device)
     form = launcher_of(config.launcher.kind).form(app, config, run_path / "submissions" / "1")
     return DryRun(plan, to_json(app), form, warm)
 

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from gemctl.config.slurm import SlurmConfig
 from gemctl.specs.limits import FORBID, NonNegative, Positive, PositiveFloat
 from gemctl.specs.model import ModelConfig
 
@@ -234,9 +235,12 @@ class LauncherConfig:
     """Where the agents are started."""
 
     __pydantic_config__ = FORBID
-    kind: Annotated[Literal["local"], Field(description="local: processes on this machine")] = "local"
+    kind: Annotated[
+        Literal["local", "slurm"], Field(description="local: processes on this machine; slurm: a SLURM job")
+    ] = "local"
     nodes: Annotated[int, Field(ge=1, le=MOST_NODES, description="hosts")] = 1
     ranks_per_node: Annotated[int, Field(ge=1, le=MOST_RANKS_PER_NODE, description="ranks on each host")] = 1
+    slurm: Annotated[SlurmConfig | None, Field(description="what a SLURM job asks for; null: SLURM's defaults")] = None
 
 
 @dataclass

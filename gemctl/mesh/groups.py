@@ -162,7 +162,7 @@ def lay(topology: Topology, hosts: Sequence[HostReport]) -> Mesh:
     Raises InputError if the hosts' slots are not the world, or two hosts have one name.
     """
     _check_hosts(topology, hosts)
-    return Mesh(topology, sorted(hosts, key=lambda host: _natural(host.address)))
+    return Mesh(topology, sorted(hosts, key=lambda host: topology_key(host.address)))
 
 
 def _check_hosts(topology: Topology, hosts: Sequence[HostReport]) -> None:
@@ -181,8 +181,8 @@ def _check_hosts(topology: Topology, hosts: Sequence[HostReport]) -> None:
         raise InputError(problems)
 
 
-def _natural(address: str) -> list[list[tuple[int, int, str]]]:
-    """A sort key in which n2 comes before n10, level by level."""
+def topology_key(address: str) -> list[list[tuple[int, int, str]]]:
+    """The sort key of a topology address, in which n2 comes before n10, level by level."""
     return [list(_pieces(level)) for level in address.split(".")]
 
 

@@ -163,7 +163,8 @@ def _fit(given: Inputs, objects: list[MemoryObject], classes: RankClasses, memor
 
     def fits(changed: Config) -> bool:
         other = _inputs(changed, given.spec, given.facts)
-        shared = changed.launcher.nodes if memory.shared_by > 1 or changed.cluster.memory_gb is None else 1
+        here = changed.launcher.kind == "local" and (memory.shared_by > 1 or changed.cluster.memory_gb is None)
+        shared = changed.launcher.nodes if here else 1
         pools = dataclasses.replace(memory, shared_by=shared)
         return judge(needs(memory_objects(other), other.topology, changed, pools)) is not False
 

@@ -15,6 +15,7 @@ from gemctl.mesh.topology import Topology, divisors
 from gemctl.plan.classes import RankClass, device_total, totals
 from gemctl.plan.memory import DEVICE, HOST, HOST_RESERVE, MemoryObject
 
+GIB = 1 << 30
 USABLE = 0.9
 """Share of memory that a plan may fill: the rest is the system's, page cache and what the estimates miss."""
 
@@ -46,13 +47,15 @@ class Fit:
 class Memory:
     """The cluster's memory in bytes; None: unknown. `shared_by`: hosts of the plan that share one machine."""
 
-    host: int
+    host: int | None
     gpu: int | None
     shared_by: int
 
 
 def cluster_memory(config: Config, host: Host | None = None) -> Memory:
     """What the configuration says, else what this machine has (where the local launcher runs every host)."""
+    if config.launcher.kind == "slurm":
+        return _elsewhere(config)
     wants_gpu = config.cluster.device == "cuda" and config.cluster.gpu is None
     needs_host = config.cluster.memory_gb is None
     facts = host or (this_host(gpus=wants_gpu) if wants_gpu or needs_host else None)
@@ -63,6 +66,15 @@ def cluster_memory(config: Config, host: Host | None = None) -> Memory:
         return Memory(int(config.cluster.memory_gb * catalogue.GB), gpu, 1)
     assert facts is not None
     return Memory(facts.memory, gpu, config.launcher.nodes)
+
+
+def _elsewhere(config: Config) -> Memory:
+    """What the configuration says of a scheduler's nodes: this machine is none of them."""
+    slurm = config.launcher.slurm
+    host = None if slurm is None or slurm.memory_gb is None else int(slurm.memory_gb * GIB)
+    if config.cluster.memory_gb is not None:
+        host = int(config.cluster.memory_gb * catalogue.GB)
+    return Memory(host, catalogue.CATALOGUE[config.cluster.gpu].memory if config.cluster.gpu else None, 1)
 
 
 def needs(objects: list[MemoryObject], topology: Topology, config: Config, memory: Memory) -> list[Need]:

@@ -1,0 +1,96 @@
+"""Runs as SLURM jobs: the batch script runs `gemctl supervise`, which starts agents by job steps and watches them.
+
+    gemctl train launcher=slurm launcher.nodes=2 launcher.ranks_per_node=8 launcher.slurm.partition=gpu
+
+A job only brings the supervisor to life, and back after a preemption or the time limit (docs/slurm.md). Attempts,
+their order and their budgets are the supervisor's, as everywhere.
+"""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gemctl import env
+from gemctl.config.schema import Config
+from gemctl.config.slurm import SlurmConfig
+from gemctl.errors import InputError
+from gemctl.launchers import slurm_client
+from gemctl.launchers.request import from_json
+from gemctl.launchers.slurm_agents import SlurmAgents
+from gemctl.launchers.slurm_job import batch_job, shell_word
+from gemctl.run.directory import RunDir
+from gemctl.run.files import read_json
+from gemctl.run.submission import Job, Submission
+
+if TYPE_CHECKING:
+    from torchx.specs import AppDef
+
+IN_PROCESS = False  # the supervisor is in the job
+SCRIPT = "job.sbatch"
+
+
+def check(config: Config) -> None:
+    """InputError for options that contradict each other."""
+    slurm = options(config)
+    problems = [
+        f"launcher.slurm.env.{name}: {name!r} is no name of an environment variable"
+        for name in slurm.env
+        if not name.isidentifier() or not name.isascii()
+    ]
+    if slurm.container_image is None:
+        named = {"container_mounts": slurm.container_mounts, "container_workdir": slurm.container_workdir}
+        problems += [
+            f"launcher.slurm.{key} is set, and launcher.slurm.container_image is not: nothing would use it"
+            for key, value in named.items()
+            if value
+        ]
+    if problems:
+        raise InputError(problems)
+
+
+def check_here(config: Config) -> None:
+    """SlurmError where no controller answers."""
+    slurm_client.call("scontrol", "ping")
+
+
+def options(config: Config) -> SlurmConfig:
+    return config.launcher.slurm or SlurmConfig()
+
+
+def form(app: "AppDef", config: Config, submission: Path) -> str:
+    """The batch script."""
+    run = submission.parent.parent
+    words = [sys.executable, "-m", "gemctl", "supervise", str(run), "--submission", submission.name]
+    output = str(Submission(submission).output)
+    return batch_job(app, options(config), output, " ".join(map(shell_word, words))).script()
+
+
+def start(run: RunDir, submission: Submission, config: Config) -> None:
+    """Submits the job."""
+    app = from_json(read_json(submission.request)["app"])
+    script = submission.path / SCRIPT
+    script.write_text(form(app, config, submission.path))
+    submission.write_submitted(job=slurm_client.submit(str(script)))
+
+
+def job(submission: Submission) -> Job | None:
+    """The submission's job, as far as SLURM says."""
+    submitted = submission.submitted()
+    return None if submitted is None else slurm_client.state(submitted["job"])
+
+
+def cancel(submission: Submission) -> None:
+    """Takes the job out of the queue."""
+    submitted = submission.submitted()
+    if submitted is not None:
+        slurm_client.cancel(submitted["job"])
+
+
+def agents(run: RunDir, config: Config) -> SlurmAgents:
+    allocation = env.slurm_allocation()
+    if allocation is None:
+        raise InputError(
+            "launcher.kind=slurm: agents are started by steps of a SLURM job, and this process is not in one: "
+            "gemctl train and gemctl resume submit it"
+        )
+    return SlurmAgents(run, config, allocation)

@@ -1,0 +1,82 @@
+"""Calls of SLURM's client programs, each with a time-out: where no controller answers, they would wait for minutes.
+
+state("1234")        # Job("1234", "waiting", "PENDING: Priority")
+"""
+
+import subprocess
+
+from gemctl import env
+from gemctl.errors import GemctlError
+from gemctl.run.submission import Job, JobState
+
+SECONDS = 20.0
+WAITING = {"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "CONFIGURING"}
+RUNNING = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"}
+UNKNOWN_ID, FORGOTTEN = "Invalid job id", "SLURM has forgotten it"
+
+
+class SlurmError(GemctlError):
+    """SLURM refused a call or did not answer; the message says which, and its words."""
+
+
+def call(*command: str, seconds: float = SECONDS) -> str:
+    """What the program wrote. SlurmError where it is missing, fails or takes too long."""
+    name = command[0]
+    try:
+        done = subprocess.run(
+            command, env=env.for_slurm(), stdin=subprocess.DEVNULL, capture_output=True,
+            text=True, timeout=seconds, check=False,
+        )  # fmt: skip
+    except FileNotFoundError:
+        raise SlurmError(f"{name} is not there: this machine has no SLURM client on its PATH") from None
+    except subprocess.TimeoutExpired:
+        raise SlurmError(f"SLURM does not answer: {name} was ended after {seconds:.0f} s") from None
+    if done.returncode != 0:
+        raise SlurmError(f"{name}: {' '.join(done.stderr.split()) or f'exit code {done.returncode}'}")
+    return done.stdout.strip()
+
+
+def submit(script: str) -> str:
+    """Submits a batch script; returns the number of its job."""
+    return call("sbatch", "--parsable", script, seconds=2 * SECONDS).split(";")[0]
+
+
+def state(job: str) -> Job:
+    """Where the job is, as far as SLURM says."""
+    try:
+        answer = call("squeue", "--noheader", f"--jobs={job}", "--states=all", "--format=%T|%r")
+    except SlurmError as error:
+        return Job(job, "ended", FORGOTTEN) if UNKNOWN_ID in str(error) else Job(job, "unknown", str(error))
+    if not answer:
+        return Job(job, "ended", FORGOTTEN)
+    word, _, reason = answer.splitlines()[0].partition("|")
+    return Job(job, _kind(word), word if reason in {"", "None"} else f"{word}: {reason}")
+
+
+def _kind(word: str) -> JobState:
+    return "waiting" if word in WAITING else "running" if word in RUNNING else "ended"
+
+
+def requeue(job: str) -> None:
+    """Has SLURM end the job and queue it again."""
+    call("scontrol", "requeue", job)
+
+
+def cancel(job: str) -> None:
+    call("scancel", job)
+
+
+def hostnames(nodelist: str) -> list[str]:
+    """The hosts of a list like n[1-3,7], in its order."""
+    return call("scontrol", "show", "hostnames", nodelist).split()
+
+
+def dead(hosts: list[str]) -> dict[str, str]:
+    """Hosts that SLURM takes for dead, in words; none while it does not answer."""
+    try:
+        lines = call("sinfo", "--noheader", "--Node", f"--nodes={','.join(hosts)}", "--format=%N %T").splitlines()
+    except SlurmError:
+        return {}
+    states = dict(line.split() for line in lines)
+    gone = {host: state for host, state in states.items() if state.startswith(("down", "fail")) or state.endswith("*")}
+    return {host: f"SLURM has it {state}" for host, state in gone.items()}
