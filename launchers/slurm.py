@@ -7,6 +7,7 @@ their order and their budgets are the supervisor's, as everywhere.
 """
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,10 +74,11 @@ def start(run: RunDir, submission: Submission, config: Config) -> None:
     submission.write_submitted(job=slurm_client.submit(str(script)))
 
 
-def job(submission: Submission) -> Job | None:
-    """The submission's job, as far as SLURM says."""
-    submitted = submission.submitted()
-    return None if submitted is None else slurm_client.state(submitted["job"])
+def jobs(submissions: Sequence[Submission]) -> list[Job | None]:
+    """The submissions' jobs, as far as SLURM says."""
+    numbers = [submitted["job"] if (submitted := one.submitted()) is not None else None for one in submissions]
+    said = iter(slurm_client.states([number for number in numbers if number is not None]))
+    return [next(said) if number is not None else None for number in numbers]
 
 
 def cancel(submission: Submission) -> None:

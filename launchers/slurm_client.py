@@ -1,9 +1,10 @@
 """Calls of SLURM's client programs, each with a time-out: where no controller answers, they would wait for minutes.
 
-state("1234")        # Job("1234", "waiting", "PENDING: Priority")
+states(["1234"])        # [Job("1234", "waiting", "SLURM job 1234: PENDING: Priority")]
 """
 
 import subprocess
+from collections.abc import Sequence
 
 from gemctl import env
 from gemctl.errors import GemctlError
@@ -41,16 +42,26 @@ def submit(script: str) -> str:
     return call("sbatch", "--parsable", script, seconds=2 * SECONDS).split(";")[0]
 
 
-def state(job: str) -> Job:
-    """Where the job is, as far as SLURM says."""
+def states(jobs: Sequence[str]) -> list[Job]:
+    """Where each job is, as far as SLURM says, by one call."""
+    if not jobs:
+        return []
     try:
-        answer = call("squeue", "--noheader", f"--jobs={job}", "--states=all", "--format=%T|%r")
+        answer = call("squeue", "--noheader", f"--jobs={','.join(jobs)}", "--states=all", "--format=%i|%T|%r")
     except SlurmError as error:
-        return Job(job, "ended", FORGOTTEN) if UNKNOWN_ID in str(error) else Job(job, "unknown", str(error))
-    if not answer:
-        return Job(job, "ended", FORGOTTEN)
-    word, _, reason = answer.splitlines()[0].partition("|")
-    return Job(job, _kind(word), word if reason in {"", "None"} else f"{word}: {reason}")
+        if UNKNOWN_ID not in str(error):
+            return [Job(job, "unknown", f"SLURM job {job}: {error}") for job in jobs]
+        answer = ""
+    rows = (line.split("|", 2) for line in answer.splitlines())
+    found = {job: (word, reason) for job, word, reason in rows}
+    return [_job(job, *found.get(job, ("", ""))) for job in jobs]
+
+
+def _job(job: str, word: str, reason: str) -> Job:
+    if not word:
+        return Job(job, "ended", f"SLURM job {job}: {FORGOTTEN}")
+    said = word if reason in {"", "None"} else f"{word}: {reason}"
+    return Job(job, _kind(word), f"SLURM job {job}: {said}")
 
 
 def _kind(word: str) -> JobState:
