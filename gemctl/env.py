@@ -71,6 +71,12 @@ class SlurmAllocation:
     job: int
     nodelist: str
     restarts: int
+    task: str | None = None  # an array's task: its other name
+
+    @property
+    def names(self) -> set[str]:
+        """What SLURM's clients know it by."""
+        return {str(self.job), *([self.task] if self.task else [])}
 
 
 def slurm_allocation() -> SlurmAllocation | None:
@@ -78,7 +84,9 @@ def slurm_allocation() -> SlurmAllocation | None:
     job, nodelist = os.environ.get("SLURM_JOB_ID"), os.environ.get("SLURM_JOB_NODELIST")
     if job is None or nodelist is None:
         return None
-    return SlurmAllocation(int(job), nodelist, int(os.environ.get("SLURM_RESTART_COUNT", "0")))
+    array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+    restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+    return SlurmAllocation(int(job), nodelist, restarts, f"{array}_{task}" if array else None)
 
 
 def for_slurm() -> dict[str, str]:

@@ -27,6 +27,14 @@ class DoesNotFit(GemctlError):
     exit_code = 3
 
 
+class TooFewHosts(GemctlError):
+    """Fewer hosts than planned can take part. `lost`: some are dead or silent, so that other ones may do."""
+
+    def __init__(self, message: str, lost: bool) -> None:
+        super().__init__(message)
+        self.lost = lost
+
+
 class Interrupted(GemctlError):
     """A signal ended the run; what was done is saved and the message says how to go on.
 

@@ -93,6 +93,16 @@ def cancel(submission: Submission) -> None:
     """Nothing: a process does not wait in a queue."""
 
 
+def bring_back(config: Config, due: bool) -> bool:
+    """False: nobody would."""
+    return False
+
+
+def takes_over(submission: Submission) -> bool:
+    """False: only a user starts a supervisor again."""
+    return False
+
+
 def agents(run: RunDir, config: Config) -> "LocalAgents":
     return LocalAgents(run, config.launcher)
 

@@ -88,6 +88,26 @@ def cancel(submission: Submission) -> None:
         slurm_client.cancel(submitted["job"])
 
 
+def bring_back(config: Config, due: bool) -> bool:
+    """Queues this process's job again where that is due, or where SLURM preempts it and leaves it time to save: a job
+    that ends in that time counts as done."""
+    allocation = env.slurm_allocation()
+    if allocation is None or not options(config).requeue:
+        return False
+    if not due and not slurm_client.preempted(allocation.job):
+        return False
+    slurm_client.requeue(allocation.job)
+    return True
+
+
+def takes_over(submission: Submission) -> bool:
+    """True in a job that was queued again: SLURM has ended what it was before."""
+    allocation, submitted = env.slurm_allocation(), submission.submitted()
+    if allocation is None or submitted is None:
+        return False
+    return allocation.restarts > 0 and submitted["job"] in allocation.names
+
+
 def agents(run: RunDir, config: Config) -> SlurmAgents:
     allocation = env.slurm_allocation()
     if allocation is None:

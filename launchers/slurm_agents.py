@@ -44,7 +44,7 @@ class SlurmAgents:
         self._hosts: list[str] = []
 
     def start(self, attempt: Attempt) -> None:
-        """Starts agents that begin with `attempt`. TooFewNodes if it cannot have as many as were planned."""
+        """Starts agents that begin with `attempt`. TooFewHosts if it cannot have as many as were planned."""
         chosen = self._choose(attempt)
         create_json(attempt.path / "hosts.json", {"hosts": chosen.hosts, "left_out": chosen.left_out})
         for host, why in chosen.left_out.items():

@@ -4,6 +4,7 @@ states(["1234"])        # [Job("1234", "waiting", "SLURM job 1234: PENDING: Prio
 """
 
 import subprocess
+import time
 from collections.abc import Sequence
 
 from gemctl import env
@@ -11,6 +12,7 @@ from gemctl.errors import GemctlError
 from gemctl.run.submission import Job, JobState
 
 SECONDS = 20.0
+REQUEUE_SECONDS = 60.0
 WAITING = {"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "CONFIGURING"}
 RUNNING = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"}
 UNKNOWN_ID, FORGOTTEN = "Invalid job id", "SLURM has forgotten it"
@@ -47,7 +49,9 @@ def states(jobs: Sequence[str]) -> list[Job]:
     if not jobs:
         return []
     try:
-        answer = call("squeue", "--noheader", f"--jobs={','.join(jobs)}", "--states=all", "--format=%i|%T|%r")
+        answer = call(
+            "squeue", "--noheader", f"--jobs={','.join(jobs)}", "--states=all", "--array", "--format=%i|%T|%r"
+        )
     except SlurmError as error:
         if UNKNOWN_ID not in str(error):
             return [Job(job, "unknown", f"SLURM job {job}: {error}") for job in jobs]
@@ -68,9 +72,27 @@ def _kind(word: str) -> JobState:
     return "waiting" if word in WAITING else "running" if word in RUNNING else "ended"
 
 
-def requeue(job: str) -> None:
-    """Has SLURM end the job and queue it again."""
-    call("scontrol", "requeue", job)
+def requeue(job: int) -> None:
+    """Has SLURM end the job and queue it again; asks for up to a minute."""
+    deadline = time.monotonic() + REQUEUE_SECONDS
+    while True:
+        try:
+            call("scontrol", "requeue", str(job))
+            return
+        except SlurmError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(1)
+
+
+def preempted(job: int) -> bool:
+    """True if the job still runs and SLURM has told it to give way; False too where it does not answer."""
+    try:
+        told = call("scontrol", "--oneliner", "show", "job", str(job))
+    except SlurmError:
+        return False
+    facts = dict(word.split("=", 1) for word in told.split() if "=" in word)
+    return facts["JobState"] == "RUNNING" and facts.get("PreemptTime", "None") != "None"
 
 
 def cancel(job: str) -> None:

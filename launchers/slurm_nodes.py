@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gemctl.cluster.node import NodeReport, read_report
-from gemctl.errors import GemctlError
+from gemctl.errors import TooFewHosts
 from gemctl.mesh.groups import LISTED, topology_key
 from gemctl.run.files import entries
 
@@ -22,14 +22,6 @@ SECONDS = 60.0  # for as many nodes to answer as are needed
 LATE = 3.0  # seconds for the others, once that many have
 POLL = 0.05
 SILENT = "it gave no sign"
-
-
-class TooFewNodes(GemctlError):
-    """Fewer nodes than planned can take part. `lost`: some are dead or silent, so another allocation may do."""
-
-    def __init__(self, message: str, lost: bool) -> None:
-        super().__init__(message)
-        self.lost = lost
 
 
 @dataclass(frozen=True)
@@ -52,12 +44,12 @@ def choose(allocated: Sequence[str], addresses: Mapping[str, str], left_out: Map
 
 
 def check_enough(well: Sequence[str], left_out: Mapping[str, str], lost: bool, wanted: int) -> None:
-    """TooFewNodes, which names those that were left out, unless `wanted` are well."""
+    """TooFewHosts, which names those that were left out, unless `wanted` are well."""
     if len(well) >= wanted:
         return
     named = [f"{host}: {why}" for host, why in left_out.items()]
     listed = "; ".join(named[:LISTED] + ["…"] * (len(named) > LISTED)) or "no others were allocated"
-    raise TooFewNodes(f"{wanted} nodes are planned, {len(well)} can take part ({listed})", lost)
+    raise TooFewHosts(f"{wanted} nodes are planned, {len(well)} can take part ({listed})", lost)
 
 
 def _above(address: str) -> list[str]:

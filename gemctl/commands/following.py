@@ -86,7 +86,8 @@ class Vigil:
         self.ask()
         attempt = own_attempt(self.run, self.submission)  # after the job: its last words are there when it has ended
         end = attempt.end() if attempt is not None else None
-        if end is not None and not end.get("again", False):
+        # Whether hosts that are taken away come back, only the job can tell.
+        if end is not None and not end.get("again", False) and end.get("kind") != "preemption":
             return ""
         if self.job is not None and self.job.state == "ended":
             return "" if end is not None else self._deserted(attempt)

@@ -50,6 +50,14 @@ class Launcher(Protocol):
     def cancel(self, submission: "Submission") -> None:
         """Takes a job that waits out of its queue."""
 
+    def bring_back(self, config: "Config", due: bool) -> bool:
+        """Has the scheduler start this process, the supervisor, again in another job: where it is `due`, or where its
+        hosts are taken away just now. False if it does not."""
+
+    def takes_over(self, submission: "Submission") -> bool:
+        """True where the scheduler has started this process in place of an earlier supervisor of the submission, which
+        it has ended: an attempt that still beats is out of its reach, and not to be waited for."""
+
     def agents(self, run: "RunDir", config: "Config") -> "Agents":
         """What starts the agents of the run's attempts, in the supervisor's process."""
 
@@ -73,7 +81,7 @@ def checked_plan(config: "Config") -> "Plan":
     from gemctl.plan.build import check_fits
     from gemctl.run import inject
 
-    inject.check()
+    inject.check(config.launcher.nodes * config.launcher.ranks_per_node)
     launcher_of(config.launcher.kind).check(config)
     software.require()
     plan = planned(config)

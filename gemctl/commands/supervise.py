@@ -9,7 +9,7 @@ import argparse
 import time
 from typing import TYPE_CHECKING
 
-from gemctl.errors import InputError
+from gemctl.errors import InputError, Interrupted, TooFewHosts
 
 if TYPE_CHECKING:
     from gemctl.run.attempt import Attempt
@@ -26,6 +26,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    from gemctl.commands.launching import launcher_of
     from gemctl.run.directory import find
     from gemctl.run.submission import newest, submissions
 
@@ -37,7 +38,7 @@ def run(args: argparse.Namespace) -> None:
     if wanted is None:
         raise InputError(f"{target.run_id}: nothing was submitted; gemctl resume {target.run_id} does")
     last = target.last_attempt()
-    if last is not None:
+    if last is not None and not launcher_of(wanted.kind).takes_over(wanted):
         refuse_living(target, last)
     supervise(target, wanted)
 
@@ -46,11 +47,12 @@ def supervise(run: "RunDir", submission: "Submission") -> None:
     """Runs the submission's attempts in this process, with progress on stderr, from where they stand.
 
     The last attempt is known to be dead. Returns at once if it has ended as it was asked to. Raises InputError where a
-    newer submission has the run; RunFailed with the root cause; Interrupted with the command that goes on.
+    newer submission has the run; RunFailed with the root cause; Interrupted with the command that goes on, or
+    TooFewHosts, unless a scheduler brings this process back.
     """
-    from gemctl.commands.launching import agents_of
+    from gemctl.commands.launching import launcher_of
     from gemctl.config.compose import from_yaml
-    from gemctl.recover.supervisor import Prepared, run_attempts
+    from gemctl.recover.supervisor import Prepared, Requeue, run_attempts
     from gemctl.render.progress import Progress
     from gemctl.render.show import note
 
@@ -66,9 +68,16 @@ def supervise(run: "RunDir", submission: "Submission") -> None:
         text, submission.plan.read_text(), launcher.nodes, launcher.ranks_per_node,
         submission.first_attempt, submission.base,
     )  # fmt: skip
+    launched = launcher_of(launcher.kind)
     with Progress(steps=config.train.steps) as progress:
         number = last.number + 1 if last is not None else 1
-        run_attempts(run, number, prepared, config.recover, agents_of(run, config), progress)
+        try:
+            run_attempts(run, number, prepared, config.recover, launched.agents(run, config), progress)
+        except (Interrupted, TooFewHosts) as ended:
+            due = isinstance(ended, Requeue) or (isinstance(ended, TooFewHosts) and ended.lost)
+            if not launched.bring_back(config, due):
+                raise
+            progress.note(f"{ended}\nthe scheduler starts it again")
 
 
 def _refuse_overtaken(run: "RunDir", submission: "Submission") -> None:
