@@ -1,32 +1,57 @@
-"""`gemctl status`: all runs below a folder, or one of them.
+"""`gemctl status`: one run: who runs it, its attempts and why they ended, where its ranks are, what is left to spend.
 
-gemctl status
 gemctl status RUN
 """
 
 import argparse
+import dataclasses
 from typing import TYPE_CHECKING
 
-from gemctl import paths
-from gemctl.errors import InputError
-
 if TYPE_CHECKING:
-    from gemctl.run.status import RunList, RunStatus
+    from gemctl.run.directory import RunDir
+    from gemctl.run.status import Budget, RunStatus
 
 HELP = "Say what a run is doing."
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", nargs="?", metavar="RUN", help="path of a run, its id or a unique prefix; default: all")
+    parser.add_argument("run", metavar="RUN", help="path of a run, its id or a unique prefix of it")
     parser.add_argument("--root", default="runs", metavar="DIR", help="where run directories lie (default: runs)")
 
 
-def run(args: argparse.Namespace) -> "RunList | RunStatus":
+def run(args: argparse.Namespace) -> "RunStatus":
+    from gemctl.commands.following import job_of
     from gemctl.run.directory import find
-    from gemctl.run.status import run_list, status
+    from gemctl.run.status import ending, open_submission, ranks, status
 
-    if args.run is not None:
-        return status(find(args.run, args.root))
-    if not paths.is_dir(args.root):
-        raise InputError(f"--root {args.root}: no such folder, so no run is there")
-    return run_list(args.root)
+    target = find(args.run, args.root)
+    submission = open_submission(target)
+    value = status(target, job_of(submission) if submission is not None else None)
+    last = target.last_attempt()
+    return dataclasses.replace(
+        value,
+        ranks=ranks(last) if last is not None else [],
+        budgets=_budgets(target),
+        conclusion=ending(target),
+    )
+
+
+def _budgets(run: "RunDir") -> "list[Budget]":
+    """What the newest submission's attempts have spent."""
+    from gemctl.config.compose import from_yaml
+    from gemctl.recover.budgets import MEANING, History
+    from gemctl.run.files import read_log
+    from gemctl.run.status import Budget
+    from gemctl.run.submission import newest
+
+    submission, last, source = newest(run), run.last_attempt(), run.configured()
+    if last is None or source is None:
+        return []
+    limits = from_yaml(source.config.read_text(), str(source.config)).recover.budgets
+    # The supervisor counts an attempt without an end as lost; the last one may still run.
+    lines = [
+        line for line in read_log(run.supervisor_log) if last.end_file.exists() or line.get("attempt", 0) < last.number
+    ]
+    history = History(lines, submission.first_attempt if submission is not None else 1)
+    spent = [Budget(kind, history.spent[kind], getattr(limits, kind)) for kind in MEANING]
+    return [*spent, Budget("no_progress", history.stuck, limits.no_progress)]

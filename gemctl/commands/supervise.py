@@ -55,10 +55,13 @@ def supervise(run: "RunDir", submission: "Submission") -> None:
     from gemctl.recover.supervisor import Prepared, Requeue, run_attempts
     from gemctl.render.progress import Progress
     from gemctl.render.show import note
+    from gemctl.run.requests import filed
 
     _refuse_overtaken(run, submission)
     last = run.last_attempt()
-    if (reason := _nothing_to_do(run, submission, last)) is not None:
+    unseen = _unseen(submission, last)
+    looked = unseen + len(filed(run, unseen))
+    if (reason := _nothing_to_do(run, submission, last, unseen)) is not None:
         note(reason)
         return
     text = submission.config.read_text()
@@ -66,7 +69,7 @@ def supervise(run: "RunDir", submission: "Submission") -> None:
     launcher = config.launcher
     prepared = Prepared(
         text, submission.plan.read_text(), launcher.nodes, launcher.ranks_per_node,
-        submission.first_attempt, submission.base,
+        submission.first_attempt, submission.base, looked,
     )  # fmt: skip
     launched = launcher_of(launcher.kind)
     with Progress(steps=config.train.steps) as progress:
@@ -90,19 +93,23 @@ def _refuse_overtaken(run: "RunDir", submission: "Submission") -> None:
         )
 
 
-def _nothing_to_do(run: "RunDir", submission: "Submission", last: "Attempt | None") -> str | None:
+def _nothing_to_do(run: "RunDir", submission: "Submission", last: "Attempt | None", unseen: int) -> str | None:
     """Why no attempt has to be made: the last one ended as wanted, or a stop request found nobody to take it."""
     from gemctl.run.requests import filed
 
-    own = last is not None and last.number >= submission.first_attempt
-    end = last.end() if last is not None and own else None
+    end = last.end() if last is not None and last.number >= submission.first_attempt else None
     taken_away = end is not None and end.get("kind") is not None  # by SIGTERM: where this comes, the job was requeued
-    if end is not None and end["outcome"] in {"finished", "stopped"} and not taken_away:
-        return f"run {run.run_id}: attempt {last.number if last else 0} has {end['outcome']}"
-    first = last.claim().first_request if last is not None and own and last.claimed else submission.first_request
-    if any(wish.kind == "stop" and wish.signal is None for wish in filed(run, first)):
+    if end is not None and end["outcome"] in {"finished", "stopped", "killed"} and not taken_away:
+        return f"run {run.run_id}: attempt {last.number if last else 0} has ended: {end['outcome']}"
+    if any(wish.kind != "save" and wish.signal is None for wish in filed(run, unseen)):
         return f"run {run.run_id}: was asked to stop before this attempt; gemctl resume {run.run_id} goes on"
     return None
+
+
+def _unseen(submission: "Submission", last: "Attempt | None") -> int:
+    """Number of the first request that no attempt of the submission has taken for good: its last one may have died."""
+    own = last is not None and last.number >= submission.first_attempt and last.claimed
+    return last.claim().first_request if last is not None and own else submission.first_request
 
 
 def refuse_living(run: "RunDir", attempt: "Attempt") -> None:

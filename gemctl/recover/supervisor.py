@@ -56,7 +56,7 @@ class Prepared:
     """What an attempt runs: its config.yaml and plan.json as text, and the ranks that the plan is for.
 
     `first`: number of the first attempt of its submission; budgets count from there. `base`: what a preflight has
-    verified just now for the first attempt to start from.
+    verified just now for the first attempt to start from. `first_request`: the first that nobody has looked at.
     """
 
     config: str
@@ -65,6 +65,7 @@ class Prepared:
     ranks_per_node: int
     first: int = 1
     base: Base | None = None
+    first_request: int | None = None
 
 
 Outcome = Literal["finished", "stopped", "preempted", "failed", "killed"]
@@ -162,7 +163,7 @@ class _Supervisor:
             ranks_per_node=self.prepared.ranks_per_node,
             heartbeat=self.recover.heartbeat,
             owner=owner,
-            first_request=self.next_request if last is not None else None,
+            first_request=self.next_request if last is not None else self.prepared.first_request,
         )
         if owner is None or self.agents.ended():
             if owner is not None:
@@ -210,7 +211,7 @@ class _Supervisor:
             self.follower.follow(attempt)
             if records.ended:
                 return self._judge(attempt, records, None)
-            if self.asked.at_once:
+            if self.asked.at_once or self._kill_wanted(attempt):
                 return self._kill("killed", attempt, records)
             if not records.trained and self._stop_wanted(attempt):
                 return self._kill("stopped", attempt, records)  # nothing that a save could keep
@@ -312,7 +313,10 @@ class _Supervisor:
             requests.file(self.run, "stop", self.asked.reason.name)
 
     def _stops(self, attempt: Attempt) -> list[requests.Request]:
-        return [wish for wish in requests.pending(self.run, attempt) if wish.kind == "stop"]
+        return [wish for wish in requests.pending(self.run, attempt) if wish.kind in {"stop", "kill"}]
+
+    def _kill_wanted(self, attempt: Attempt) -> bool:
+        return any(wish.kind == "kill" for wish in requests.pending(self.run, attempt))
 
     def _stop_wanted(self, attempt: Attempt) -> bool:
         return self.asked.reason is not None or bool(self._stops(attempt))

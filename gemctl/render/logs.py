@@ -12,7 +12,9 @@ from gemctl.run.logs import Line
 
 def write(lines: Iterable[Line | str], as_json: bool) -> None:
     """Writes each line at once; plain strings say how an attempt or the run ended."""
-    for line in filter(None, lines):
+    for line in lines:
+        if line == "":
+            continue
         if isinstance(line, Line):
             text = json.dumps(plain(line)) if as_json else _line(line)
         else:

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from gemctl.run.requests import StopFiled
-    from gemctl.run.status import AttemptStatus, RunList, RunStatus
+    from gemctl.run.status import AttemptStatus, RunList, RunStatus, SubmissionStatus
     from gemctl.run.submission import Detached
 
 
@@ -28,24 +28,52 @@ def _runs(runs: "list[RunStatus]") -> "Table":
         last = run.attempts[-1] if run.attempts else None
         step = "–" if last is None or last.step is None else str(last.step)
         saved = "–" if run.checkpoint_step is None else f"step {run.checkpoint_step}"
-        table.add_row(run.run_id, run.name, run.state, _time(run.created), str(len(run.attempts)), step, saved)
+        table.add_row(run.run_id, run.name, _state(run), _time(run.created), str(len(run.attempts)), step, saved)
     return table
 
 
+def _state(run: "RunStatus") -> str:
+    job = run.submission.job if run.submission is not None else None
+    told = job is not None and job.state in {"waiting", "unknown"}
+    return f"{run.state} ({job.detail})" if job is not None and told else run.state
+
+
 def run_status(value: "RunStatus") -> "Group":
-    """One run: where it is, and each of its attempts."""
+    """One run: where it is, who runs it, its attempts, its ranks, what is spent, and how it ended."""
     from rich.console import Group
+
+    saved = "none" if value.checkpoint is None else f"{value.checkpoint} ({value.checkpoint_step} steps)"
+    lines = [f"{value.run_id} ({value.name}): {value.state}", value.path, f"newest checkpoint: {saved}"]
+    lines += [_submission(value.submission)] if value.submission is not None else []
+    concluded = value.attempts[-1:] if value.conclusion is not None else []
+    told = [f"attempt {one.attempt}: {one.cause}" for one in value.attempts if one.cause and one not in concluded]
+    where = [_ranks(value)] if value.ranks and value.state not in OVER else []
+    told += [value.conclusion] if value.conclusion is not None else []
+    return Group("\n".join(lines), _attempts(value), *where, *_budgets(value), *told)
+
+
+OVER = {"finished", "stopped"}
+
+
+def _submission(value: "SubmissionStatus") -> str:
+    if value.job is not None:
+        by = value.job.detail
+    elif value.pid is not None:
+        by = f"process {value.pid} of host {value.host}"
+    else:
+        by = "nobody yet"
+    when = "" if value.time is None else f" at {_time(value.time)}"
+    return f"submission {value.number}, launcher={value.kind}{when}: {by}"
+
+
+def _attempts(value: "RunStatus") -> "Table":
     from rich.table import Table
 
-    table = Table(
-        "attempt", "state", "host", "started", "from step", "stage", "step", "last beat", box=None, header_style="bold"
-    )
+    names = ("attempt", "state", "supervisor", "started", "from step", "stage", "step", "last beat")
+    table = Table(*names, box=None, header_style="bold")
     for attempt in value.attempts:
         table.add_row(*_row(attempt))
-    causes = [f"attempt {attempt.attempt}: {attempt.cause}" for attempt in value.attempts if attempt.cause]
-    saved = "none" if value.checkpoint is None else f"{value.checkpoint} ({value.checkpoint_step} steps)"
-    head = f"{value.run_id} ({value.name}): {value.state}\n{value.path}\nnewest checkpoint: {saved}"
-    return Group(head, table, *causes)
+    return table
 
 
 def _row(attempt: "AttemptStatus") -> list[str]:
@@ -55,7 +83,7 @@ def _row(attempt: "AttemptStatus") -> list[str]:
     return [
         str(attempt.attempt),
         attempt.state,
-        attempt.host or "–",
+        "–" if attempt.host is None else f"{attempt.host}, process {attempt.pid}",
         started,
         numbers[0] or "–",
         attempt.stage or "–",
@@ -64,19 +92,41 @@ def _row(attempt: "AttemptStatus") -> list[str]:
     ]
 
 
-def detached(value: "Detached") -> str:
-    """Whose the run is now, and how to follow and stop it."""
-    state = "runs" if value.attempt is not None else "waits" if _waits(value) else "is being started"
-    by = "" if value.job is None else f": {value.job.detail}"
-    return f"run {value.run} {state}{by}\nfollow it: gemctl logs -f {value.run}\nstop it: gemctl stop {value.run}"
+def _ranks(value: "RunStatus") -> "Table":
+    from rich.table import Table
+
+    from gemctl.render.mesh import pattern
+
+    table = Table("ranks", "stage", "step", "last sign", box=None, header_style="bold")
+    for group in value.ranks:
+        step = "–" if group.step is None else str(group.step)
+        table.add_row(pattern(group.ranks), group.stage, step, f"{group.idle:.1f} s ago")
+    return table
 
 
-def _waits(value: "Detached") -> bool:
-    return value.job is not None and value.job.state == "waiting"
+def _budgets(value: "RunStatus") -> list[str]:
+    """Those of which something is spent."""
+    spent = [f"{one.kind} {one.spent} of {one.limit}" for one in value.budgets if one.spent]
+    return [f"spent of recover.budgets: {', '.join(spent)}"] if spent else []
 
 
 def stop_filed(value: "StopFiled") -> str:
-    return f"asked attempt {value.attempt} of {value.run} to save and stop (request {value.request})"
+    of = "" if value.attempt is None else f"attempt {value.attempt} of "
+    match value.outcome:
+        case "withdrawn":
+            return f"{value.run}: taken out of the queue ({value.job})"
+        case "ended":
+            return f"{of}{value.run} was ended at once (request {value.request})"
+        case _:
+            return f"asked {of}{value.run} to save and stop (request {value.request})"
+
+
+def detached(value: "Detached") -> str:
+    """Whose the run is now, and how to follow and stop it."""
+    waits = value.job is not None and value.job.state == "waiting"
+    state = "runs" if value.attempt is not None else "waits" if waits else "is being started"
+    by = "" if value.job is None else f": {value.job.detail}"
+    return f"run {value.run} {state}{by}\nfollow it: gemctl logs -f {value.run}\nstop it: gemctl stop {value.run}"
 
 
 def _time(seconds: float) -> str:

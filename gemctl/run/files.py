@@ -138,3 +138,15 @@ class LogTail:
 def read_log(path: Path) -> list[dict[str, Any]]:
     """All whole lines of a JSON-lines file; empty where there is no file."""
     return LogTail(path).new()
+
+
+def last_line(path: Path) -> dict[str, Any] | None:
+    """The last whole line of a JSON-lines file, however long the file is; None where there is none."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - 2 * ROOM))
+            lines = file.read().split(b"\n")[:-1]
+    except FileNotFoundError:
+        return None
+    return parse_line(lines[-1], f"{path}: last line") if lines else None

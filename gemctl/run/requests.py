@@ -13,7 +13,7 @@ from gemctl.run.attempt import Attempt
 from gemctl.run.directory import RunDir
 from gemctl.run.files import create_json, read_json
 
-Kind = Literal["stop", "save"]
+Kind = Literal["stop", "kill", "save"]  # kill: end at once
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,16 @@ class Request:
 
 @dataclass(frozen=True)
 class StopFiled:
-    """A stop request to attempt `attempt` of the run in `run`."""
+    """A request to end the run in `run`. `attempt`: the one that runs; None: it is between two, or has made none yet.
+
+    `outcome`: asked; ended (at once, as asked); withdrawn: `job` was taken out of its queue.
+    """
 
     run: str
-    attempt: int
+    attempt: int | None
     request: int
+    outcome: Literal["asked", "ended", "withdrawn"]
+    job: str | None = None
 
 
 def file(run: RunDir, kind: Kind, signal: str | None = None) -> Request:

@@ -1,25 +1,32 @@
-"""What a run is doing, from its directory alone: gemctl status RUN."""
+"""What a run is doing, from its directory and what its launcher says of its job: gemctl status RUN, gemctl list."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from gemctl.errors import InputError
+from gemctl.run import requests
 from gemctl.run.attempt import Attempt
-from gemctl.run.directory import RunDir, list_runs
-from gemctl.run.files import read_log
+from gemctl.run.conclusion import conclusion
+from gemctl.run.directory import RunDir
+from gemctl.run.files import last_line
 from gemctl.run.manifest import checkpoints
+from gemctl.run.submission import Job, Submission, newest
 
 
 @dataclass(frozen=True)
 class AttemptStatus:
-    """`state`: starting, running, silent (no end and no beat: it died), finished, stopped, killed or failed.
+    """`state`: starting, running, silent (no end and no beat: it died), or how it ended: finished, stopped, preempted,
+    killed, failed.
 
-    `beat_age`: seconds since its last beat by this machine's clock; `step`: the furthest that a rank has entered.
+    `host`, `pid`: its supervisor's; `beat_age`: seconds since its last beat by this machine's clock; `step`: the
+    furthest that rank 0 has entered.
     """
 
     attempt: int
     state: str
     host: str | None
+    pid: int | None
     started: float | None
     beat_age: float | None
     stage: str | None
@@ -29,17 +36,56 @@ class AttemptStatus:
 
 
 @dataclass(frozen=True)
+class SubmissionStatus:
+    """What was asked for last: when, for which launcher; `host`, `pid`, `job`: who runs it."""
+
+    number: int
+    kind: str
+    time: float | None
+    host: str | None
+    pid: int | None
+    job: Job | None
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Ranks of the newest attempt that are in the same stage and step; `idle`: the seconds since their last sign."""
+
+    ranks: list[int]
+    stage: str
+    step: int | None
+    idle: float
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Ends of a kind that the newest submission's attempts have spent of recover.budgets."""
+
+    kind: str
+    spent: int
+    limit: int
+
+
+@dataclass(frozen=True)
 class RunStatus:
-    """One run; `attempts` oldest first; `checkpoint_step`: steps in its newest checkpoint."""
+    """One run; `attempts` oldest first; `checkpoint_step`: steps in its newest checkpoint.
+
+    `state`: the last attempt's, or waiting (in a queue), starting, restarting, stopping, withdrawn (stopped before it
+    began), not started, never started.
+    """
 
     run_id: str
     name: str
     path: str
     state: str
     created: float
+    submission: SubmissionStatus | None
     attempts: list[AttemptStatus]
     checkpoint: str | None
     checkpoint_step: int | None
+    ranks: list[Ranks] = field(default_factory=list)
+    budgets: list[Budget] = field(default_factory=list)
+    conclusion: str | None = None
 
 
 @dataclass(frozen=True)
@@ -51,64 +97,119 @@ class RunList:
     unreadable: list[str]
 
 
-def run_list(root: str) -> RunList:
-    """Every run's status; one whose files cannot be read does not hide the others."""
-    runs, unreadable = [], []
-    for run in list_runs(root):
-        try:
-            runs.append(status(run))
-        except InputError as error:
-            unreadable += error.problems
-    return RunList(root, runs, unreadable)
+def open_submission(run: RunDir) -> Submission | None:
+    """The run's newest submission, unless an attempt of it has ended for good: what its job does matters."""
+    submission = newest(run)
+    last = run.last_attempt()
+    if submission is None or last is None or last.number < submission.first_attempt:
+        return submission
+    end = last.end()
+    return submission if end is None or end.get("again") else None
 
 
-def status(run: RunDir) -> RunStatus:
-    """Reads the run's files; nothing waits, so `silent` is a judgement by file times and clocks."""
+def status(run: RunDir, job: Job | None = None) -> RunStatus:
+    """Reads the run's files; nothing waits, so `silent` is a judgement by file times and clocks.
+
+    `job`: what the launcher says of its open submission.
+    """
     info = run.info()
     if missing := [key for key in ("name", "created") if key not in info]:
         raise InputError(f"{run.path / 'run.json'}: {', '.join(missing)}: missing")
-    attempts = [_attempt(attempt) for attempt in run.attempts()]
-    newest = next((found for found in checkpoints(run) if found.flaw is None), None)
+    found = run.attempts()
+    attempts = [_attempt(attempt) for attempt in found]
+    saved = next((checkpoint for checkpoint in checkpoints(run) if checkpoint.flaw is None), None)
+    submission = newest(run)
     return RunStatus(
         run_id=run.run_id,
         name=info["name"],
         path=str(run.path),
-        state=attempts[-1].state if attempts else "never started",
+        state=_state(run, submission, found[-1] if found else None, attempts, job),
         created=info["created"],
+        submission=_submission(submission, job) if submission is not None else None,
         attempts=attempts,
-        checkpoint=None if newest is None else newest.path.name,
-        checkpoint_step=None if newest is None else newest.step,
+        checkpoint=None if saved is None else saved.path.name,
+        checkpoint_step=None if saved is None else saved.step,
     )
+
+
+def ranks(attempt: Attempt) -> list[Ranks]:
+    """Where the attempt's ranks are, those in the same place together, the least advanced first."""
+    groups: dict[tuple[str, int | None], list[tuple[int, float]]] = {}
+    for path in attempt.ranks.glob("*.jsonl"):
+        line = last_line(path)
+        if line is not None:
+            stage = line["event"] if line["event"] in {"fail", "finish"} else line["stage"]
+            groups.setdefault((stage, line["step"]), []).append((int(path.stem), line["time"]))
+    return [
+        Ranks(sorted(rank for rank, _ in signs), stage, step, max(0.0, time.time() - min(at for _, at in signs)))
+        for (stage, step), signs in sorted(groups.items(), key=lambda group: (group[0][1] or 0, group[0][0]))
+    ]
+
+
+def ending(run: RunDir) -> str | None:
+    """How the last attempt ended, in full; None if it goes on, or has finished."""
+    last = run.last_attempt()
+    end = last.end() if last is not None else None
+    return conclusion(run, last) if last is not None and end is not None and end["outcome"] != "finished" else None
+
+
+def _state(
+    run: RunDir, submission: Submission | None, last: Attempt | None, attempts: list[AttemptStatus], job: Job | None
+) -> str:
+    if submission is not None and (last is None or last.number < submission.first_attempt):
+        return _unstarted(run, submission, job)
+    if last is None:
+        return "never started"
+    state, end = attempts[-1].state, last.end()
+    if job is not None and job.state == "waiting":
+        return "waiting"
+    if end is not None:
+        goes_on = end.get("again") and job is not None and job.state == "running"
+        return "restarting" if goes_on else state
+    if state == "running" and last.claimed and any(wish.kind != "save" for wish in requests.pending(run, last)):
+        return "stopping"
+    return state
+
+
+def _unstarted(run: RunDir, submission: Submission, job: Job | None) -> str:
+    """The state of a submission without an attempt."""
+    if job is None:
+        return "never started"
+    if job.state != "ended":
+        return "waiting" if job.state == "waiting" else "starting"
+    withdrawn = any(wish.kind != "save" for wish in requests.filed(run, submission.first_request))
+    return "withdrawn" if withdrawn else "not started"
+
+
+def _submission(submission: Submission, job: Job | None) -> SubmissionStatus:
+    facts: dict[str, Any] = submission.submitted() or {}
+    number, kind = submission.number, submission.kind
+    return SubmissionStatus(number, kind, facts.get("time"), facts.get("host"), facts.get("pid"), job)
 
 
 def _attempt(attempt: Attempt) -> AttemptStatus:
     claim = attempt.claim() if attempt.claimed else None
     end = attempt.end()
     age = time.time() - attempt.heartbeat.stat().st_mtime if attempt.heartbeat.exists() else None
-    stage, step = _progress(attempt)
+    line = last_line(attempt.rank_log(0)) or {"stage": None, "step": None}
     if end is not None:
         state = end["outcome"]
     elif age is None or claim is None or age > claim.patience:
         state = "silent"
     else:
-        state = "running" if stage is not None else "starting"
+        state = "running" if line["stage"] is not None else "starting"
     return AttemptStatus(
         attempt=attempt.number,
         state=state,
         host=claim.host if claim is not None else None,
+        pid=claim.pid if claim is not None else None,
         started=claim.time if claim is not None else None,
         beat_age=None if end is not None else age,
-        stage=stage,
-        step=step,
+        stage=line["stage"],
+        step=line["step"],
         base_step=attempt.base().step if attempt.base_file.exists() else None,
         cause=_cause(end),
     )
-
-
-def _progress(attempt: Attempt) -> tuple[str | None, int | None]:
-    """Stage and step of rank 0's last line."""
-    lines = read_log(attempt.rank_log(0))
-    return (lines[-1]["stage"], lines[-1]["step"]) if lines else (None, None)
 
 
 def _cause(end: dict[str, object] | None) -> str | None:

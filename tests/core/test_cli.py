@@ -93,7 +93,7 @@ def test_no_torch_free_module_reaches_torch_on_the_way_to_a_dry_run() -> None:
             ["data", "synth", "--eval-rows", "0"],
             "error: --eval-rows: must be an integer ≥ 1, not 0\n",
         ),
-        (["status", "--root", "/nowhere"], "error: --root /nowhere: no such folder"),
+        (["list", "--root", "/nowhere"], "error: --root /nowhere: no such folder"),
         (["resume", ""], "error: RUN '': name a run by its path, its id or a prefix of the id\n"),
         (["train", "nowhere.yaml"], "error: nowhere.yaml: cannot be read: No such file or directory\n"),
     ],

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gemctl.commands import list as listing
 from gemctl.commands import resume, status, stop, supervise
 from gemctl.errors import InputError
 from gemctl.run import requests
@@ -28,13 +29,11 @@ def _start(run: RunDir, number: int) -> Attempt:
 
 
 def _args(run: RunDir, **more: object) -> argparse.Namespace:
-    return argparse.Namespace(run=run.run_id, root=str(run.path.parent.parent), **more)
+    return argparse.Namespace(**{"run": run.run_id, "root": str(run.path.parent.parent), "now": False, **more})
 
 
 def _status(run: RunDir) -> RunStatus:
-    value = status.run(_args(run))
-    assert isinstance(value, RunStatus)
-    return value
+    return status.run(_args(run))
 
 
 def test_status_follows_a_run_to_its_end(run: RunDir) -> None:
@@ -52,9 +51,9 @@ def test_status_follows_a_run_to_its_end(run: RunDir) -> None:
     assert (shown.state, shown.cause, shown.beat_age) == ("failed", "rank 1 failed first", None)
 
 
-def test_status_lists_runs(run: RunDir) -> None:
-    value = status.run(argparse.Namespace(run=None, root=str(run.path.parent.parent)))
-    assert [found.run_id for found in getattr(value, "runs", [])] == [run.run_id]
+def test_list_has_every_run(run: RunDir) -> None:
+    value = listing.run(argparse.Namespace(root=str(run.path.parent.parent)))
+    assert [found.run_id for found in value.runs] == [run.run_id]
 
 
 def test_stop_is_filed_for_a_run_that_beats_and_refused_else(run: RunDir) -> None:
@@ -106,8 +105,8 @@ def test_run_that_cannot_be_read_is_named_and_hides_no_other(run: RunDir) -> Non
         folder = run.path.parent / name
         folder.mkdir()
         (folder / "run.json").write_text(text)
-    value = status.run(argparse.Namespace(run=None, root=str(run.path.parent.parent)))
-    assert [found.run_id for found in getattr(value, "runs", [])] == [run.run_id]
-    empty, unnamed = getattr(value, "unreadable", [])
+    value = listing.run(argparse.Namespace(root=str(run.path.parent.parent)))
+    assert [found.run_id for found in value.runs] == [run.run_id]
+    empty, unnamed = value.unreadable
     assert "empty/run.json: not JSON" in empty
     assert "no-name/run.json: name, created: missing" in unnamed
