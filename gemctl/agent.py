@@ -28,14 +28,14 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from gemctl import env
 from gemctl.errors import GemctlError
 from gemctl.rendezvous import AbortedError, Place, Rendezvous, interface_of
-from gemctl.run import process, requests, stages
+from gemctl.run import memory, process, requests, stages
 from gemctl.run.attempt import Attempt, Heartbeat
 from gemctl.run.directory import RunDir
 from gemctl.run.files import JsonLog
@@ -68,9 +68,11 @@ class RankMonitor:
     def __init__(self, attempt: Attempt, node: int, log: JsonLog) -> None:
         self._attempt, self._log = attempt, log
         self._output = OutputTimes(attempt, node)
-        self._reader, self.registry = os.pipe()  # each rank writes "rank pid" into it
+        self._reader, self.registry = os.pipe()  # each rank writes "rank pid" into it, UNNAMED as it is forked
         os.set_blocking(self._reader, False)
         self._ranks: dict[int, int] = {}  # pid → rank
+        self._unnamed: set[int] = set()
+        self._oom_kills = memory.oom_kills()
         self._ended: set[int] = set()
         self._recorded: set[int] = set()
         self._killed: set[int] = set()
@@ -97,7 +99,7 @@ class RankMonitor:
 
     def kill(self) -> None:
         """Kills every rank that still runs."""
-        for pid in self._ranks:
+        for pid in [*self._ranks, *self._unnamed]:
             if pid not in self._ended:
                 self._killed.add(pid)
                 with contextlib.suppress(ProcessLookupError):
@@ -114,6 +116,7 @@ class RankMonitor:
 
     def _look(self) -> None:
         self._register()
+        self._look_at_unnamed()
         self._output.look(self._ranks.values())
         for pid, rank in self._ranks.items():
             if pid in self._ended:
@@ -130,6 +133,17 @@ class RankMonitor:
                 if code != 0:
                     self._end_peers()
 
+    def _look_at_unnamed(self) -> None:
+        """Which rank one was that has ended so soon, torchrun's agent tells when all have ended."""
+        for pid in self._unnamed - self._ended:
+            try:
+                ended = process.exit_code(pid) is not None
+            except ChildProcessError:
+                ended = True
+            if ended:
+                self._ended.add(pid)
+                self._end_peers()
+
     def _end_peers(self) -> None:
         """One rank has failed: the others may say what they saw, and are killed then."""
         if self._kill_at is None:
@@ -141,6 +155,10 @@ class RankMonitor:
         except BlockingIOError:
             return
         for rank, pid in (map(int, line.split()) for line in lines if line):
+            if rank == UNNAMED:
+                self._unnamed.add(pid)
+                continue
+            self._unnamed.discard(pid)
             self._ranks[pid] = rank
             self._log.write({"event": "rank", "rank": rank, "pid": pid, "time": time.time()})
 
@@ -149,9 +167,10 @@ class RankMonitor:
         self._recorded.add(pid)
         end = {"code": code, "signal": None} if code >= 0 else {"code": None, "signal": signal.Signals(-code).name}
         killed = code == -signal.SIGKILL and pid in self._killed
-        self._log.write(
-            {"event": "exit", "rank": rank, "pid": pid, "time": time.time(), "killed": killed, **end}, last=True
-        )
+        line = {"event": "exit", "rank": rank, "pid": pid, "time": time.time(), "killed": killed, **end}
+        if code == -signal.SIGKILL and not killed and (kills := memory.oom_kills()) > self._oom_kills:
+            line["out_of_memory"], self._oom_kills = True, kills
+        self._log.write(line, last=True)
 
     def _dump_stacks(self) -> None:
         living = {pid: rank for pid, rank in self._ranks.items() if pid not in self._ended}
@@ -163,6 +182,31 @@ class RankMonitor:
         while time.monotonic() < deadline and not all(file.stat().st_size for file in files):
             time.sleep(POLL)
         time.sleep(POLL)  # a stack is written in several pieces
+
+
+UNNAMED = -1
+_registry: int | None = None  # of the ranks that are being forked
+
+
+def _tell_of_fork() -> None:
+    global _registry  # noqa: PLW0603 (a fork hook has no arguments)
+    if _registry is not None:
+        os.write(_registry, f"{UNNAMED} {os.getpid()}\n".encode())
+        _registry = None
+
+
+os.register_at_fork(after_in_child=_tell_of_fork)
+
+
+@contextlib.contextmanager
+def _telling(registry: int) -> Iterator[None]:
+    """Every process that is forked within it says so as the first thing it does."""
+    global _registry  # noqa: PLW0603
+    _registry = registry
+    try:
+        yield
+    finally:
+        _registry = None
 
 
 class Agent:
@@ -232,7 +276,8 @@ class Agent:
         monitor.start()
         target = elastic_launch(self._launch_config(place), _rank)
         try:
-            target(work, str(self.run.path), self.attempt.number, os.getpid(), monitor.registry)
+            with _telling(monitor.registry):
+                target(work, str(self.run.path), self.attempt.number, os.getpid(), monitor.registry)
         except ChildFailedError as error:
             for rank, failure in error.failures.items():
                 monitor.add_failure(rank, failure.pid, failure.exitcode)
@@ -342,13 +387,9 @@ def _rank(work: Work, run_path: str, number: int, agent: int, registry: int) -> 
         signal.signal(quiet, signal.SIG_IGN)
     rank, attempt = env.rank(), RunDir(Path(run_path)).attempt(number)
     os.environ["GEMCTL_ATTEMPT"] = str(number)
-    _write_to(attempt.rank_output(rank))
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # so that a line's time is when it was said
-    # Stays registered for as long as the process lives: a rank that has returned may still be asked for its stack.
-    faulthandler.register(signal.SIGUSR1, file=attempt.rank_stack(rank).open("w"), all_threads=True)
-    os.write(registry, f"{rank} {os.getpid()}\n".encode())
     try:
+        _prepare(attempt, rank)
+        os.write(registry, f"{rank} {os.getpid()}\n".encode())
         work(run_path, number)
     except BaseException as error:
         try:
@@ -358,6 +399,15 @@ def _rank(work: Work, run_path: str, number: int, agent: int, registry: int) -> 
         finally:
             os._exit(1)  # no clean-up that might wait for the other ranks
     _flush()
+
+
+def _prepare(attempt: Attempt, rank: int) -> None:
+    """Output goes to the rank's own file, and SIGUSR1 dumps its stack."""
+    _write_to(attempt.rank_output(rank))
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # so that a line's time is when it was said
+    # Stays registered for as long as the process lives: a rank that has returned may still be asked for its stack.
+    faulthandler.register(signal.SIGUSR1, file=attempt.rank_stack(rank).open("w"), all_threads=True)
 
 
 def _write_to(path: Path) -> None:

@@ -8,7 +8,8 @@ rank that waits for nobody.
 import dataclasses
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from gemctl.recover.records import RankRecord, Records
@@ -27,15 +28,22 @@ OTHER_RANK = re.compile(r"\brank (\d+): ")
 FRAME = re.compile(r'File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)')
 COLLECTIVE = re.compile(r"torch/distributed/(?!elastic/)|torchrec/distributed/(comm_ops|types|dist_data)\.py")
 JOIN = re.compile(r"/(threading|queue|concurrent/futures/_base)\.py$")
-NAMED = 8  # hosts that are named of those that were lost together
+MEMORY = re.compile(
+    r"^(MemoryError|OutOfMemoryError)\b|out of memory|(can.?t|cannot|could not) allocate memory", re.IGNORECASE
+)
+NAMED = 8  # hosts or ranks that are named of those that were lost together, or did the same
+GROUPS = 3  # of ranks that did the same
+LINES, LINE_BYTES = 5, 300  # of a rank's output
 INNERMOST = 4  # frames of a thread that decide whether it waits for other ranks
 
 
 @dataclass(frozen=True)
 class Cause:
-    """Why an attempt failed. `host`: the rank's, where the attempt has several.
+    """Why an attempt failed. `host`: the rank's, where the attempt has several; `lines`: the last of its output;
+    `others`: what the other ranks did, or waited for, then.
 
-    `kind`: signal, exception, exit, hang, peer (a rank lost another one); agent, host, takeover: no rank is to blame.
+    `kind`: signal, exception, policy (one that the user asked for: train.nan=stop), exit, hang, peer (a rank lost
+    another one); agent, host, takeover: no rank is to blame.
     """
 
     kind: str
@@ -45,6 +53,8 @@ class Cause:
     detail: str
     log: str | None
     host: str | None = None
+    lines: list[str] = field(default_factory=list)
+    others: str | None = None
 
     def text(self) -> str:
         """One line for people."""
@@ -75,16 +85,28 @@ def root_cause(
 
     `agent`: what the agent of node `node` says failed in itself.
     """
+    cause = _first_cause(attempt, ranks, hung_for, agent, node)
+    if cause.rank is None:
+        return cause
+    stacks = _stacks(attempt, ranks) if cause.kind == "hang" else {}
+    others = [record for record in ranks if record.rank != cause.rank]
+    return dataclasses.replace(cause, lines=_last_lines(attempt.rank_output(cause.rank)), others=_doing(others, stacks))
+
+
+def _first_cause(
+    attempt: Attempt, ranks: Sequence[RankRecord], hung_for: float | None, agent: str | None, node: int
+) -> Cause:
     own = [record for record in ranks if record.failure is not None and not _lost_peer(record.failure)]
     killed = [record for record in ranks if _signal(record)]
     silent = [record for record in ranks if record.failure is None and _exit_code(record)]
     lost = [record for record in ranks if record.failure is not None and _lost_peer(record.failure)]
     if killed:
         first = min(killed, key=_exit_time)
-        return _of_rank(attempt, first, "signal", f"killed by {_signal(first)}")
+        return _of_rank(attempt, first, "signal", _killed_by(first))
     if own:
         first = _blamed(min(own, key=_failure_time), ranks)
-        return _of_rank(attempt, first, "exception", _exception(first))
+        policy = first.failure is not None and first.failure["type"] == "NanStop"
+        return _of_rank(attempt, first, "policy" if policy else "exception", _exception(first))
     if silent:
         first = min(silent, key=_exit_time)
         return _of_rank(attempt, first, "exit", f"exit code {_exit_code(first)} without an exception")
@@ -131,7 +153,13 @@ def _lost_peer(failure: dict[str, Any]) -> bool:
 
 def _exception(record: RankRecord) -> str:
     failure = record.failure or {"type": "unknown error", "message": ""}
-    return f"{failure['type']}: {failure['message']}".strip().removesuffix(":")
+    text = f"{failure['type']}: {failure['message']}".strip().removesuffix(":")
+    return f"out of memory: {text}" if MEMORY.search(text) else text
+
+
+def _killed_by(record: RankRecord) -> str:
+    full = record.exit is not None and record.exit.get("out_of_memory", False)
+    return f"killed by {_signal(record)}" + (", out of memory: the kernel has counted a kill for that" if full else "")
 
 
 def _blamed(record: RankRecord, ranks: Sequence[RankRecord]) -> RankRecord:
@@ -164,14 +192,48 @@ def _failure_time(record: RankRecord) -> float:
 
 
 def _hang(attempt: Attempt, ranks: Sequence[RankRecord], seconds: float) -> Cause:
-    files = {record.rank: attempt.rank_stack(record.rank) for record in ranks}
-    stacks = {rank: threads(file.read_text()) for rank, file in files.items() if file.exists()}
+    stacks = _stacks(attempt, ranks)
     busy = [record for record in ranks if record.result is None] or [record for record in ranks if not _left(record)]
     culprit = hung_rank(busy or ranks, stacks)
     stack = stacks.get(culprit.rank)
     where = f"in {stack[0][0].text()}" if stack else "and did not answer a request for its stack"
     cause = _of_rank(attempt, culprit, "hang", f"no progress for {seconds:.0f} s, {where}")
-    return dataclasses.replace(cause, log=str(files[culprit.rank])) if stack else cause
+    return dataclasses.replace(cause, log=str(attempt.rank_stack(culprit.rank))) if stack else cause
+
+
+def _stacks(attempt: Attempt, ranks: Sequence[RankRecord]) -> dict[int, list[Thread]]:
+    """The dumped stacks, by rank."""
+    files = {record.rank: attempt.rank_stack(record.rank) for record in ranks}
+    return {rank: threads(file.read_text()) for rank, file in files.items() if file.exists()}
+
+
+def _last_lines(output: Path) -> list[str]:
+    """The end of what a rank has printed."""
+    try:
+        with output.open("rb") as file:
+            file.seek(max(0, output.stat().st_size - LINES * LINE_BYTES))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return []
+    return [line[:LINE_BYTES] for line in text.splitlines() if line.strip()][-LINES:]
+
+
+def _doing(ranks: Sequence[RankRecord], stacks: dict[int, list[Thread]]) -> str | None:
+    """What these ranks were at, those at the same thing together; None if there are none."""
+    groups: dict[str, list[int]] = {}
+    for record in ranks:
+        step = "" if record.step is None else f", step {record.step}"
+        call = _waits_in(stacks.get(record.rank) or [[]])
+        what = f"in stage {record.stage}{step}" + (f", waiting in {call}" if call else "")
+        groups.setdefault(what, []).append(record.rank)
+    largest = sorted(groups.items(), key=lambda group: -len(group[1]))
+    texts = [f"{_ranks(numbers)} {what}" for what, numbers in largest[:GROUPS]]
+    return "; ".join([*texts, "…"] if len(groups) > GROUPS else texts) or None
+
+
+def _ranks(numbers: list[int]) -> str:
+    named = ", ".join([*map(str, numbers[:NAMED]), "…"] if len(numbers) > NAMED else map(str, numbers))
+    return f"rank {named}" if len(numbers) == 1 else f"ranks {named}"
 
 
 def hung_rank(ranks: Sequence[RankRecord], stacks: dict[int, list[Thread]]) -> RankRecord:
@@ -188,13 +250,18 @@ def hung_rank(ranks: Sequence[RankRecord], stacks: dict[int, list[Thread]]) -> R
 
 def waits(stack: list[Thread]) -> bool:
     """True if a process waits for other ranks: its main thread is in a collective, or waits for one that is."""
-    main, others = stack[0], stack[1:]
-    joined = any(JOIN.search(frame.file) for frame in main[:INNERMOST])
-    return _in_collective(main) or (joined and any(_in_collective(thread) for thread in others))
+    return _waits_in(stack) is not None
 
 
-def _in_collective(thread: Thread) -> bool:
-    return any(COLLECTIVE.search(frame.file) for frame in thread[:INNERMOST])
+def _waits_in(stack: list[Thread]) -> str | None:
+    """The collective that it waits in; None if it waits for no other rank."""
+    joined = any(JOIN.search(frame.file) for frame in stack[0][:INNERMOST])
+    found = map(_collective, stack if joined else stack[:1])
+    return next(filter(None, found), None)
+
+
+def _collective(thread: Thread) -> str | None:
+    return next((frame.function for frame in thread[:INNERMOST] if COLLECTIVE.search(frame.file)), None)
 
 
 def threads(dump: str) -> list[Thread]:

@@ -63,5 +63,8 @@ def _ended(end: dict[str, Any]) -> str:
 
 
 def _log(end: dict[str, Any]) -> list[str]:
-    log = (end.get("cause") or {}).get("log")
-    return [f"log: {short(Path(log))}"] if log else []
+    """What the other ranks did, where the log is, and its last lines."""
+    cause = end.get("cause") or {}
+    lines = [f"the others: {cause['others']}"] if cause.get("others") else []
+    lines += [f"log: {short(Path(cause['log']))}"] if cause.get("log") else []
+    return lines + [f"  | {line}" for line in cause.get("lines", [])]

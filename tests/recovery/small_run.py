@@ -13,6 +13,7 @@ import errno
 import json
 import multiprocessing
 import os
+import resource
 import signal
 import socket
 import threading
@@ -66,6 +67,8 @@ class Case:
     disturb: str = ""  # one of DISTURBANCES
     linger: bool = False  # rank 1 is stopped once it is done
     misplace: bool = False  # every rank takes its host for another one
+    memory: str = ""  # rank 1 takes a gigabyte at step 3, beyond a limit: "rlimit", or a cgroup that its agent is in
+    block: bool = False  # rank 1 cannot open its output, and so ends before it is registered
     at: int = 2  # -1: in build
     stage: str = ""  # of rank 0, if not any
     grace: float = 0.0  # seconds from SIGTERM to SIGKILL in `terminate`; 0: for ever
@@ -142,6 +145,8 @@ def work(run_path: str, number: int) -> None:
                 enter("eval", done)
                 time.sleep(0.05)
         enter("step", done)
+        if asked["memory"] and (rank, done) == (1, 3):
+            _take_memory(asked["memory"])
         time.sleep(STEP_SECONDS)
         flag = torch.tensor([float(rank == 0 and bool(requests.pending(run, attempt)))])
         dist.all_reduce(flag)
@@ -155,6 +160,14 @@ def work(run_path: str, number: int) -> None:
     stages.finish("stopped" if stopped else "finished", done)
     if rank == 1 and os.environ.get(LINGER):
         os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _take_memory(limit: str) -> None:
+    if limit == "rlimit":
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), hard))
+    bytearray(1 << 30)
 
 
 def publish_step(run: RunDir, attempt: int, step: int) -> None:
@@ -191,7 +204,9 @@ class AgentProcesses:
 
 
 class ForkedAgents(AgentProcesses):
-    """A fork in place of a new Python process."""
+    """A fork in place of a new Python process, whose ranks run `worker`."""
+
+    worker = staticmethod(work)
 
     def __init__(self, run: RunDir, case: Case) -> None:
         super().__init__(run)
@@ -211,13 +226,17 @@ class ForkedAgents(AgentProcesses):
         os.dup2(log, 1)
         os.dup2(log, 2)
         process.die_with_parent(supervisor)
+        if self.case.memory not in {"", "rlimit"}:
+            (Path(self.case.memory) / "cgroup.procs").write_text(str(os.getpid()))
+        if self.case.block:
+            attempt.rank_output(1).mkdir()
         if self.case.nodes > 1:
             name = self.case.hosts[node]
             socket.gethostname = lambda: name
             os.environ["GEMCTL_TOPOLOGY_ADDRESS"] = self.case.addresses[node]
         agent = Agent(self.run, attempt, node, store if self.case.nodes > 1 else None)
         agent.take_signals()
-        return agent.serve(work)
+        return agent.serve(self.worker)
 
     def ended(self) -> dict[int, str]:
         return super().ended() if self.pids else {0: "it was killed"}
@@ -388,7 +407,7 @@ def supervise_with(case: Case, run: RunDir, agents: Agents) -> Ended:
             os.environ[name] = "1"
     follower = Disturbing(case, run)
     plan = json.dumps({"topology": dataclasses.asdict(topology(case))})
-    asked = {name: getattr(case, name) for name in ("steps", "every", "save_seconds", "eval_at")}
+    asked = {name: getattr(case, name) for name in ("steps", "every", "save_seconds", "eval_at", "memory")}
     prepared = Prepared(json.dumps(asked), plan, case.nodes, case.local)
     recover = RecoverConfig(heartbeat=0.1, watchdog=case.watchdog, budgets=case.budgets)
     error: GemctlError | None = None
