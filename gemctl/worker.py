@@ -82,7 +82,7 @@ class Worker:
         self.config = from_yaml(attempt.config.read_text(), str(attempt.config))
         self.device = torch.device("cpu")
         self.handled = 0
-        self.poison = False
+        self.planted: set[str] = set()  # by GEMCTL_INJECT, into the next step
 
     def run(self) -> str:
         with self.ledger.part("process_group"):
@@ -175,13 +175,12 @@ class Worker:
 
     def _enter(self, stage: Stage, step: int | None) -> None:
         self.stages.enter(stage, step)
-        if maybe_inject(self.rank, stage, step):
-            self.poison = True
+        self.planted |= maybe_inject(self.rank, stage, step)
 
     def _wishes(self) -> Flags:
         """What this rank asks the others for in this step; requests are rank 0's to see."""
-        flags = Flags(nonfinite=self.poison)
-        self.poison = False
+        flags = Flags(nonfinite="nan" in self.planted, nan_gradient="grad_nan" in self.planted)
+        self.planted.clear()
         if self.rank == 0:
             for request in pending(self.run_dir, self.attempt, self.handled):
                 self.handled = request.number

@@ -1,4 +1,4 @@
-"""Plants events in a run, to test what it does about them: raise, hang, kill, stop, disk_full, or a NaN loss.
+"""Plants events in a run, to test what it does about them: raise, hang, kill, stop, disk_full, slow, nan, grad_nan.
 
     GEMCTL_INJECT="kill:rank=1,step=3,stage=step" gemctl train …
     GEMCTL_INJECT="disk_full:rank=1,stage=save,point=upload,count=1;kill:step=6" gemctl train …
@@ -8,6 +8,8 @@ the stage begins), `attempt` (default 1, so that the next attempt runs undisturb
 time). Commands call `check` before they launch, a worker `maybe_inject` as it enters each stage, a save at its points.
 
 `stop` is SIGSTOP: someone else has to send SIGCONT. After `disk_full` the rank cannot write any file beyond 16 kB.
+`slow` makes the rank's steps `factor` (default 3) times its own work long. `nan` is a loss, `grad_nan` a gradient of
+the tables' outputs; the worker plants them.
 """
 
 import functools
@@ -23,7 +25,8 @@ from gemctl import env
 from gemctl.errors import InputError
 from gemctl.run.stages import Stage
 
-KINDS = ("raise", "hang", "kill", "stop", "disk_full", "nan")
+KINDS = ("raise", "hang", "kill", "stop", "disk_full", "slow", "nan", "grad_nan")
+PLANTED = ("nan", "grad_nan")  # by the worker, into the step that begins
 # In their order: the copy begins, a rank's file is begun, DCP's metadata, hashes; on rank 0 then the manifest, after
 # it, and an old checkpoint whose manifest has just been deleted.
 Point = Literal["copy", "upload", "metadata", "hash", "manifest", "published", "prune"]
@@ -44,6 +47,7 @@ class Event:
     attempt: int = 1
     point: str | None = None
     count: int | None = None
+    factor: int = 3
 
 
 @functools.cache
@@ -75,35 +79,48 @@ def _parse_one(text: str, problems: list[str]) -> Event:
     return Event(kind, **values)  # type: ignore[arg-type]
 
 
-def check() -> None:
-    """InputError if GEMCTL_INJECT is set and asks for what there is not."""
-    if (text := env.inject()) is not None:
-        parse(text)
+def check(world: int) -> None:
+    """InputError if GEMCTL_INJECT is set and asks for what there is not, in a run of `world` ranks."""
+    if (text := env.inject()) is None:
+        return
+    if missing := sorted({event.rank for event in parse(text) if event.rank >= world}):
+        raise InputError([f"GEMCTL_INJECT: rank={rank}: the run has ranks 0 to {world - 1}" for rank in missing])
 
 
 _seen: Counter[Event] = Counter()
+_worked = 0.0  # seconds that this thread had worked when it was last slowed
 
 
-def maybe_inject(rank: int, stage: Stage, step: int | None, point: Point | None = None) -> bool:
-    """Does what GEMCTL_INJECT asks for at this place; True means: make this step's loss NaN."""
+def maybe_inject(rank: int, stage: Stage, step: int | None, point: Point | None = None) -> set[str]:
+    """Does what GEMCTL_INJECT asks for at this place; returns the kinds that are the caller's to plant."""
     text = env.inject()
     if text is None:
-        return False
-    place, nan = (rank, stage, env.attempt(), point), False
+        return set()
+    place = (rank, stage, env.attempt(), point)
+    planted = set()
     for event in parse(text):
-        if (event.rank, event.stage, event.attempt, event.point) == place and event.step in {None, step}:
-            _seen[event] += 1
-            nan |= _act(event, f"rank {rank}, stage {stage}, step {step}")
-    return nan
+        if (event.rank, event.stage, event.attempt, event.point) == place:
+            due = _due(event, step)
+            if event.kind == "disk_full":  # until it is not due at such a place
+                _limit_files(FULL_BYTES if due else None)
+            elif due:
+                _act(event, f"rank {rank}, stage {stage}, step {step}")
+                planted |= {event.kind} & set(PLANTED)
+    return planted
 
 
-def _act(event: Event, where: str) -> bool:
-    due = event.count is None or _seen[event] <= event.count
-    if event.kind == "disk_full":
-        _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (FULL_BYTES if due else hard, hard))
-    if not due:
-        return False
+def _due(event: Event, step: int | None) -> bool:
+    here = event.step in {None, step}
+    _seen[event] += here
+    return here and (event.count is None or _seen[event] <= event.count)
+
+
+def _limit_files(size: int | None) -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (hard if size is None else size, hard))
+
+
+def _act(event: Event, where: str) -> None:
     match event.kind:
         case "raise":
             raise InjectedError(f"planted in {where}")
@@ -115,4 +132,14 @@ def _act(event: Event, where: str) -> bool:
         case "hang":
             while True:
                 time.sleep(3600)
-    return event.kind == "nan"
+        case "slow":
+            _slow_down(event.factor)
+
+
+def _slow_down(factor: int) -> None:
+    """Sleeps for as long as this thread has worked since the last time, `factor` − 1 times over."""
+    global _worked  # noqa: PLW0603 (one thread of a process trains)
+    worked = time.thread_time()
+    if _worked:
+        time.sleep(max(0, factor - 1) * (worked - _worked))
+    _worked = worked

@@ -3,14 +3,15 @@
 import os
 import resource
 import signal
+import time
 from pathlib import Path
 
 import pytest
 
 from gemctl.commands.launching import checked_plan
-from gemctl.config.schema import Config, DataConfig
+from gemctl.config.schema import Config, DataConfig, LauncherConfig
 from gemctl.errors import InputError
-from gemctl.run.inject import Event, InjectedError, maybe_inject, parse
+from gemctl.run.inject import Event, InjectedError, check, maybe_inject, parse
 from gemctl.run.stages import Stage
 
 
@@ -31,6 +32,26 @@ def test_unknown_event_is_refused_before_a_launch(monkeypatch: pytest.MonkeyPatc
         "GEMCTL_INJECT: 'frob'",
         "GEMCTL_INJECT: 'x'",
     ]
+
+
+def test_a_rank_that_the_run_does_not_have_is_refused_before_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GEMCTL_INJECT", "kill:rank=1;nan:rank=2;slow:rank=7")
+    check(8)
+    with pytest.raises(InputError) as error:
+        checked_plan(Config(data=DataConfig("none", "none"), launcher=LauncherConfig(ranks_per_node=2)))
+    assert error.value.problems == [f"GEMCTL_INJECT: rank={rank}: the run has ranks 0 to 1" for rank in (2, 7)]
+
+
+def test_a_slowed_rank_sleeps_for_its_own_work_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GEMCTL_INJECT", "slow:rank=1,factor=4")
+    maybe_inject(1, "step", 0)
+    time.sleep(0.2)
+    begun = time.thread_time()
+    while time.thread_time() - begun < 0.05:
+        pass
+    start = time.perf_counter()
+    assert maybe_inject(0, "step", 1) == maybe_inject(1, "step", 1) == set()
+    assert 0.15 <= time.perf_counter() - start < 0.5
 
 
 def test_all_problems_are_told() -> None:
@@ -64,7 +85,7 @@ def test_nothing_happens_elsewhere(
 def test_nan_is_the_callers_to_plant(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not maybe_inject(0, "step", 3)
     monkeypatch.setenv("GEMCTL_INJECT", "nan:step=3")
-    assert maybe_inject(0, "step", 3)
+    assert maybe_inject(0, "step", 3) == {"nan"}
 
 
 def test_kill_is_sigkill(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,14 +108,14 @@ def test_a_point_is_not_its_stage_and_a_count_runs_out(monkeypatch: pytest.Monke
 
 
 def test_a_disk_is_full_until_its_count_runs_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GEMCTL_INJECT", "disk_full:stage=save,point=upload,count=1")
+    monkeypatch.setenv("GEMCTL_INJECT", "disk_full:stage=save,point=upload,step=3,count=1")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         maybe_inject(0, "save", 3, "upload")
         with pytest.raises(OSError, match="File too large"):
             (tmp_path / "large").write_bytes(bytes(20_000))
         (tmp_path / "small").write_bytes(bytes(10_000))
-        maybe_inject(0, "save", 3, "upload")
+        maybe_inject(0, "save", 6, "upload")
         (tmp_path / "large").write_bytes(bytes(20_000))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
