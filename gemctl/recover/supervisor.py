@@ -26,6 +26,7 @@ from gemctl.run.conclusion import describe, hint
 from gemctl.run.directory import RunDir
 from gemctl.run.files import JsonLog, read_log
 from gemctl.run.manifest import Checkpoint, check_file, check_size, checkpoints, newest_verified, verify
+from gemctl.run.rollback import distrusts, passed_over
 
 POLL = 0.02
 AGENT_POLL = 0.2  # seconds between looks at what costs more: the agent's process, the attempts' folder
@@ -196,7 +197,10 @@ class _Supervisor:
         for reason in refused if given is None else []:  # who gave it has said why
             self.follower.note(f"checkpoint passed over: {reason}")
         name, step = (checkpoint.path.name, checkpoint.step) if checkpoint is not None else (None, 0)
-        return Base(name, step)
+        over = passed_over(self.run.attempts(), step)
+        if over:
+            self.follower.note(f"batches passed over, as a gradient was not finite: steps {', '.join(map(str, over))}")
+        return Base(name, step, over)
 
     def _follow(self, attempt: Attempt) -> tuple[_End, Records]:
         """Waits for the attempt's end; whatever has to be killed is killed when this returns."""
@@ -348,6 +352,8 @@ class _Supervisor:
             return None
         if not attempt.owns_run():
             return "another one owns the run"
+        if end.cause is not None and end.cause.kind == "policy":
+            return "train.nan=stop"
         self.next_request = attempt.claim().first_request + len(requests.pending(self.run, attempt))
         if end.outcome == "failed" and self._stop_wanted(attempt):
             return "it was asked to stop"
@@ -360,6 +366,8 @@ class _Supervisor:
         line |= {"step": end.step, "saved": newest.step if newest else 0, "kind": end.kind}
         if end.signal is not None:
             line["signal"] = end.signal
+        if name := distrusts(self.run.attempts()):
+            line["distrusts"] = name
         if end.cause is not None:
             line["cause"] = {**dataclasses.asdict(end.cause), "text": end.cause.text()}
         return line

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from gemctl.run.attempt import Attempt
+from gemctl.run.attempt import Attempt, Base
 from gemctl.run.directory import RunDir
 from gemctl.run.files import read_log
 
@@ -33,9 +33,13 @@ class Journal:
         claim = self.attempt.claim()
         return claim.nodes * claim.ranks_per_node
 
+    def base(self) -> Base:
+        """What the attempt started from; the start of the run where it has not come to say so."""
+        return self.attempt.base() if self.attempt.base_file.exists() else Base(None, 0)
+
     def base_step(self) -> int:
         """Steps that were done when the attempt began."""
-        return self.attempt.base().step if self.attempt.base_file.exists() else 0
+        return self.base().step
 
     def startup(self) -> dict[str, float]:
         """Seconds by start-up stage, from the claim of the attempt to the end of the first step.

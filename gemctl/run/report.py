@@ -101,7 +101,9 @@ class Report:
     memory: Memory
     traffic: list[TrafficReport]  # of the last attempt
     unknown_ids: dict[str, int]
-    skipped: int
+    skipped: int  # for a loss that was not finite
+    spikes: int  # for a loss that was a spike
+    passed_over: list[int]  # steps whose batches were not looked at, as the run had rolled back from them
     notes: list[str]
     curve: list[Line] = field(default_factory=list)
 
@@ -140,6 +142,8 @@ def build(run: RunDir) -> Report:
         traffic=traffic(journals[-1]),
         unknown_ids=_unknown_ids(train),
         skipped=sum(line["skipped"] for line in train),
+        spikes=sum(line.get("spikes", 0) for line in train),
+        passed_over=sorted({step for journal in journals for step in journal.base().passed_over}),
         notes=found.notes,
         curve=counted,
     )

@@ -58,3 +58,17 @@ def passed_over(attempts: Sequence[Attempt], step: int) -> list[int]:
     """Steps from `step` on whose batches a new attempt passes over, after these attempts."""
     found = (rolled_back(attempt) for attempt in attempts)
     return sorted({one.step for one in found if one and one.what == "gradient" and one.step >= step})
+
+
+def distrusts(attempts: Sequence[Attempt]) -> str | None:
+    """The checkpoint that no attempt should start from after the last of these: its state was not finite at its first
+    step, or at a later one for the second time.
+    """
+    found = {attempt.number: rolled_back(attempt) for attempt in attempts}
+    last = attempts[-1]
+    one = found[last.number]
+    if one is None or one.what != "state":
+        return None
+    base = last.base()
+    again = [other for other in attempts if (it := found[other.number]) and it.what == "state" and other.base() == base]
+    return base.checkpoint if one.step == base.step or len(again) > 1 else None

@@ -206,7 +206,7 @@ class AgentProcesses:
 class ForkedAgents(AgentProcesses):
     """A fork in place of a new Python process, whose ranks run `worker`."""
 
-    worker = staticmethod(work)
+    worker: Callable[[str, int], None] = staticmethod(work)
 
     def __init__(self, run: RunDir, case: Case) -> None:
         super().__init__(run)

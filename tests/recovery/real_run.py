@@ -1,0 +1,76 @@
+"""Whole runs of the real worker, small: supervisor, agent, ranks and training, forked from the preloaded server.
+
+ended = run_world(1, real_run, str(tmp_path), 2, "grad_nan:rank=1,step=5", ["checkpoint.every=2"], gloo=False)[0]
+"""
+
+import math
+import os
+from pathlib import Path
+
+import gemctl.worker
+from gemctl.commands.configured import planned
+from gemctl.config.compose import compose, to_yaml
+from gemctl.data.synthetic import ensure
+from gemctl.errors import GemctlError
+from gemctl.plan.build import to_json
+from gemctl.recover.supervisor import Prepared, run_attempts
+from gemctl.run.directory import RunDir
+from gemctl.train.loop import Trainer
+from tests.recovery.saved_run import words
+from tests.recovery.small_run import Case, Disturbing, Ended, ForkedAgents, _ended
+
+
+def train(run: str, number: int) -> None:
+    """The worker."""
+    gemctl.worker.main(run, number)
+
+
+def poisoned(run: str, number: int) -> None:
+    """The worker; in the first attempt it saves a state that is not finite at step 4, and goes on with it."""
+    save = Trainer.save
+
+    def poison_and_save(self: Trainer) -> int:
+        if number > 1 or self.done != 4:
+            return save(self)
+        for parameter in self.model.dense.parameters():
+            parameter.detach().fill_(math.nan)
+        step = save(self)
+        self.saver.wait()  # the next step fails
+        return step
+
+    Trainer.save = poison_and_save  # type: ignore[method-assign]
+    gemctl.worker.main(run, number)
+
+
+class RealAgents(ForkedAgents):
+    """Agents whose ranks train."""
+
+    worker = staticmethod(train)
+
+
+class PoisonedAgents(ForkedAgents):
+    """Agents whose ranks poison a checkpoint."""
+
+    worker = staticmethod(poisoned)
+
+
+AGENTS = {"real": RealAgents, "poisoned": PoisonedAgents}
+
+
+def real_run(folder: str, ranks: int, inject: str, overrides: list[str], agents: str = "real") -> Ended:
+    """Trains in this process's main thread until the run has ended; GEMCTL_INJECT is `inject`."""
+    if inject:
+        os.environ["GEMCTL_INJECT"] = inject
+    shape = [f"launcher.ranks_per_node={ranks}", "topology.dp_replicate=1"]
+    config = compose(None, [*words(Path(folder)), *shape, *overrides])
+    ensure(config.data)
+    run = RunDir.create(config.run.root, config.run.name, ["gemctl", "train"])
+    case = Case(folder, ranks_per_node=ranks)
+    follower = Disturbing(case, run)
+    prepared = Prepared(to_yaml(config), to_json(planned(config)), 1, ranks)
+    error: GemctlError | None = None
+    try:
+        run_attempts(run, 1, prepared, config.recover, AGENTS[agents](run, case), follower)
+    except GemctlError as caught:
+        error = caught
+    return _ended(run, error, follower.notes)
