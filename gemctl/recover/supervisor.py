@@ -156,19 +156,19 @@ class _Supervisor:
 
     def _start(self, number: int, last: Attempt | None) -> Attempt:
         """Takes the run with a new attempt, and hands it to the agents of its `last` one that live, or to new ones."""
-        owner = last.claim().owner if last is not None else None
+        fresh = last is None or bool(self.agents.ended())
+        if last is not None and fresh:
+            self._kill_all()  # those that live belong to the dead ones; one that is out of reach finds no work
         attempt = claim(
             self.run.path,
             number,
             nodes=self.prepared.nodes,
             ranks_per_node=self.prepared.ranks_per_node,
             heartbeat=self.recover.heartbeat,
-            owner=owner,
+            owner=None if last is None or fresh else last.claim().owner,
             first_request=self.next_request if last is not None else self.prepared.first_request,
         )
-        if owner is None or self.agents.ended():
-            if owner is not None:
-                self._kill_all()  # those that live belong to the dead ones
+        if fresh:
             self.agents.start(attempt)  # they import while the rest is made ready
         attempt.config.write_text(self.prepared.config)
         attempt.plan.write_text(self.prepared.plan)

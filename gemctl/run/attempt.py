@@ -40,7 +40,7 @@ BEAT_BYTES = 64  # every beat is written over the last one in a single write
 
 @dataclass(frozen=True)
 class Claim:
-    """Who made the attempt. Attempts of one supervisor have the same `owner`."""
+    """Who made the attempt. Attempts that the same agents serve have the same `owner`."""
 
     owner: str
     host: str
@@ -108,10 +108,6 @@ class Attempt:
     def rank_output(self, rank: int) -> Path:
         """What the rank's process wrote to stdout and stderr."""
         return self.logs / f"rank-{rank}.log"
-
-    def output_times(self, node: int) -> Path:
-        """When the output files of the host's ranks grew (gemctl/run/output.py)."""
-        return self.logs / f"times-{node}.jsonl"
 
     def output_times(self, node: int) -> Path:
         """When the output files of the host's ranks grew (gemctl/run/output.py)."""

@@ -153,12 +153,12 @@ def build(run: RunDir) -> Report:
 
 def _attempts(journals: list[Journal]) -> list[AttemptReport]:
     reports: list[AttemptReport] = []
-    before: tuple[str, float | None] | None = None
+    before: tuple[tuple[str, int], float | None] | None = None
     for journal in journals:
         claim, end = journal.attempt.claim(), journal.attempt.end()
         last = max((line["step"] for line in journal.metrics), default=journal.base_step())
         redone = int(last - max(journal.limit, journal.base_step())) if journal.limit < last else 0
-        recovery = claim.time - before[1] if before and before[0] == claim.owner and before[1] else None
+        recovery = claim.time - before[1] if before and before[0] == (claim.host, claim.pid) and before[1] else None
         reports.append(
             AttemptReport(
                 number=journal.attempt.number,
@@ -175,7 +175,7 @@ def _attempts(journals: list[Journal]) -> list[AttemptReport]:
                 recovery_s=recovery,
             )
         )
-        before = (claim.owner, end["time"] if end else None)
+        before = ((claim.host, claim.pid), end["time"] if end else None)
     return reports
 
 

@@ -1,0 +1,27 @@
+"""One cluster for all tests of this suite; every test gets it with all nodes up and no job."""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.cluster import Cluster, missing
+from tests.slurm.desk import Desk
+
+
+@pytest.fixture(scope="session")
+def shared_desk() -> Iterator[Desk]:
+    if (why := missing()) is not None:
+        pytest.skip(why)
+    with tempfile.TemporaryDirectory(prefix="gemctl-slurm-") as root:  # short: sockets lie there
+        folder = Path(root) / "desk"
+        folder.mkdir()
+        with Cluster(Path(root) / "cluster", accounting=True) as cluster:
+            yield Desk(cluster, folder)
+
+
+@pytest.fixture
+def desk(shared_desk: Desk) -> Desk:
+    shared_desk.cluster.heal()
+    return shared_desk

@@ -1,0 +1,74 @@
+"""Jobs from their submission to their report, and where on the network they lie."""
+
+import json
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from gemctl.mesh.groups import Mesh, groups
+from tests.slurm.cluster import Cluster, missing
+from tests.slurm.desk import Desk, words
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+def submit_to_report(desk: Desk) -> None:
+    """Two hosts of two ranks, in the foreground; then all that a user asks of a run."""
+    done = desk.start("train", *words("train.steps=12", "data.eval=log/eval.parquet")).done()
+    assert done.code == 0, done.told
+    assert "step 12/12" in done.told
+    run = desk.newest()
+    mesh = Mesh.from_json(json.loads(run.attempt(1).mesh.read_text()))
+    assert [len(ranks) for ranks in mesh.ranks_by_host().values()] == [2, 2]
+    assert desk.ended(run, 1)["outcome"] == "finished"
+    assert run.saved()[0] == 12
+    desk.job_ended(run.job(), "COMPLETED")
+    report = desk.gemctl("report", run.id, "--json").json()
+    assert (report["outcome"], report["step"], report["attempts"][0]["ranks"]) == ("finished", 12, 4)
+    assert run.id in desk.gemctl("list").out
+    status = desk.gemctl("status", run.id, "--json").json()
+    assert status["state"] == "finished"
+    assert "step 12/12" in desk.gemctl("logs", run.id).out
+    assert f"SLURM job {run.job()}" in status["submission"]["job"]["detail"]
+
+
+def test_two_hosts_of_two_ranks_from_submit_to_report(desk: Desk) -> None:
+    submit_to_report(desk)
+
+
+def test_the_same_without_accounting() -> None:
+    if (why := missing()) is not None:
+        pytest.skip(why)
+    with tempfile.TemporaryDirectory(prefix="gemctl-slurm-") as root:
+        folder = Path(root) / "desk"
+        folder.mkdir()
+        with Cluster(Path(root) / "cluster", accounting=False) as cluster:
+            submit_to_report(Desk(cluster, folder))
+            assert "disabled" in cluster.run("sacct").stderr
+
+
+def test_accounting_has_the_job(desk: Desk) -> None:
+    lines = desk.cluster.must("sacct", "-n", "-X", "-P", "-o", "State,NNodes").splitlines()
+    assert "COMPLETED|2" in lines
+
+
+def test_mesh_lies_inside_one_leaf_where_a_node_is_busy(desk: Desk) -> None:
+    """n2 is busy, so two nodes are n1 and n3, of leaf 1."""
+    desk.cluster.must("sbatch", "--nodelist=n2", "--exclusive", "--output=/dev/null", "--wrap", "sleep 100")
+    run = desk.train("train.steps=2")
+    assert desk.ended(run, 1)["outcome"] == "finished"
+    assert run.hosts(1) == ["n1", "n3"]
+
+
+def test_ranks_of_four_hosts_follow_the_network_not_the_names(desk: Desk) -> None:
+    run = desk.train(
+        "train.steps=2", "launcher.nodes=4", "launcher.ranks_per_node=1", "topology.dp_replicate=2",
+        "topology.mp_replicate=2",
+    )  # fmt: skip
+    assert desk.ended(run, 1)["outcome"] == "finished"
+    mesh = Mesh.from_json(json.loads(run.attempt(1).mesh.read_text()))
+    names = [host.name for host in mesh.hosts]
+    assert names == ["n1", "n3", "n2", "n4"]
+    shards = [{names[rank] for rank in ranks} for ranks in groups(mesh.topology)["dp_shard"].tolist()]
+    assert shards == [{"n1", "n3"}, {"n2", "n4"}]
