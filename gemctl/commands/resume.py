@@ -6,10 +6,15 @@ gemctl resume RUN optim.dense.lr=1e-4 --allow optim.dense.lr
 """
 
 import argparse
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from gemctl.commands.configured import add_detach
 from gemctl.errors import InputError
+
+if TYPE_CHECKING:
+    from gemctl.run.attempt import Attempt
+    from gemctl.run.directory import RunDir
 
 HELP = "Go on with a run from its newest verified checkpoint, on the same or another number of ranks."
 
@@ -17,7 +22,10 @@ HELP = "Go on with a run from its newest verified checkpoint, on the same or ano
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="path of a run, its id or a unique prefix of it")
     parser.add_argument(
-        "changes", nargs="*", metavar="KEY=VALUE", help="what changes; docs/reference.md says which keys may"
+        "changes",
+        nargs="*",
+        metavar="KEY=VALUE | GROUP=CHOICE",
+        help="what changes; docs/reference.md says which keys may",
     )
     parser.add_argument(
         "--allow", action="append", default=[], metavar="KEY", help="change this key although it changes the curve"
@@ -31,9 +39,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Any:
     from gemctl.cluster.software import require
     from gemctl.commands.launching import checked_plan, launch, launcher_of
-    from gemctl.commands.supervise import refuse_living
     from gemctl.config.compose import compose, from_yaml
-    from gemctl.config.resuming import changes, check_changes
+    from gemctl.config.resuming import changes, check_changes, refuse_choices
     from gemctl.render.show import show
     from gemctl.run.attempt import Base
     from gemctl.run.directory import find
@@ -43,17 +50,16 @@ def run(args: argparse.Namespace) -> Any:
 
     require()
     target = find(args.run, args.root)
-    last, source = target.last_attempt(), target.configured()
-    if last is None or source is None:
-        raise InputError(f"{target.run_id}: was never launched, so there is nothing to go on with")
-    before = from_yaml(source.config.read_text(), str(source.config))
-    config = compose(str(source.config), args.changes)
+    last, source = target.last_attempt(), _asked_for(target)
+    before = from_yaml(source.read_text(), str(source))
+    refuse_choices(args.changes)
+    config = compose(str(source), args.changes, replace=True)
     found = changes(before, config)
     check_changes(found, args.allow)
     plan = checked_plan(config)
     if not args.dry_run:
         launcher_of(config.launcher.kind).check_here(config)
-        refuse_living(target, last)
+        _refuse_running(target, last)
     ahead = preflight(target, before, config, feature_spec.load(config.data.spec), plan, found)
     if args.dry_run:
         return ahead
@@ -61,3 +67,30 @@ def run(args: argparse.Namespace) -> Any:
         show(ahead)
     base = Base(ahead.checkpoint, ahead.step) if ahead.checkpoint is not None else None
     return launch(target, config, plan, args.detach, base) or build(target)
+
+
+def _asked_for(run: "RunDir") -> Path:
+    """The configuration that the run goes on with: its newest attempt's, else what was submitted and never began."""
+    from gemctl.run.submission import newest
+
+    attempt, submission = run.configured(), newest(run)
+    if attempt is not None:
+        return attempt.config
+    if submission is None:
+        raise InputError(f"{run.run_id}: was never launched, so there is nothing to go on with")
+    return submission.config
+
+
+def _refuse_running(run: "RunDir", last: "Attempt | None") -> None:
+    """InputError if the run's last attempt beats, or a job waits or has begun that will make one."""
+    from gemctl.commands.following import job_of, own_attempt
+    from gemctl.commands.supervise import refuse_living
+    from gemctl.run.status import open_submission
+
+    if last is not None:
+        refuse_living(run, last)
+    submission = open_submission(run)
+    job = job_of(submission) if submission is not None else None
+    begins = job is not None and job.state == "running" and own_attempt(run, submission) is None
+    if job is not None and (begins or job.state == "waiting"):
+        raise InputError(f"{run.run_id}: was submitted and has not ended: {job.detail}; gemctl stop {run.run_id}")

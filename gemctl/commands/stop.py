@@ -8,7 +8,7 @@ A run that still waits in a scheduler's queue is taken out of it.
 
 import argparse
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from gemctl.errors import InputError
 
@@ -59,9 +59,8 @@ def _ask(run: "RunDir", attempt: "Attempt | None", now: bool) -> "StopFiled":
 
     number = requests.file(run, "kill" if now else "stop").number
     ended = now and attempt is not None and _end_now(attempt)
-    return requests.StopFiled(
-        str(run.path), attempt.number if attempt is not None else None, number, "ended" if ended else "asked"
-    )
+    outcome: Literal["asked", "ordered", "ended"] = "ended" if ended else "ordered" if now else "asked"
+    return requests.StopFiled(str(run.path), attempt.number if attempt is not None else None, number, outcome)
 
 
 def _end_now(attempt: "Attempt") -> bool:

@@ -23,11 +23,16 @@ from gemctl.specs.json_schema import describe
 from gemctl.specs.yaml_file import KeyPath, dotted, overlap
 
 
-def compose(file: str | None, overrides: list[str], config_dir: str | None = None) -> Config:
-    """The configuration that a command line asks for. Raises InputError with all problems."""
+def compose(file: str | None, overrides: list[str], config_dir: str | None = None, *, replace: bool = False) -> Config:
+    """The configuration that a command line asks for. Raises InputError with all problems.
+
+    `replace`: a GROUP=CHOICE comes in the place of all that the file says of the group, not below it.
+    """
     groups = Groups(config_dir)
     asked = parse(overrides, groups)
     own = overlay(yaml_file.read(file), groups) if file else Overlay()
+    if replace:
+        own.settings = [setting for setting in own.settings if setting.path[0] not in asked.choices]
     problems = own.problems + asked.problems
     choices = own.choices | {group: choice for group, (choice, _) in asked.choices.items()}
     data = groups.compose(choices)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from gemctl.config.keys import all_keys, has_free_names, offer_keys
+from gemctl.config.keys import GROUPS, all_keys, has_free_names, offer_keys
 from gemctl.config.schema import Config
 from gemctl.errors import InputError
 from gemctl.specs.yaml_file import KeyPath, dotted
@@ -86,6 +86,19 @@ def rule_of(key: str) -> Rule:
     if not matches:
         raise KeyError(key)
     return max(matches, key=lambda rule: len(rule.key))
+
+
+def refuse_choices(words: list[str]) -> None:
+    """InputError for each GROUP=CHOICE whose group a resumed run keeps as it is, by one line for the group."""
+    problems = []
+    for word in words:
+        group = word.split("=")[0]
+        if group == "experiment":
+            problems.append(f"{word}: refused, it chooses a whole configuration, and the run has one")
+        elif group in GROUPS and rule_of(group).kind is Kind.REFUSED:
+            problems.append(f"{word}: refused, {rule_of(group).reason}")
+    if problems:
+        raise InputError(problems)
 
 
 def changes(before: Config, after: Config) -> list[Change]:

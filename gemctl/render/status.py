@@ -117,6 +117,8 @@ def stop_filed(value: "StopFiled") -> str:
             return f"{value.run}: taken out of the queue ({value.job})"
         case "ended":
             return f"{of}{value.run} was ended at once (request {value.request})"
+        case "ordered":
+            return f"ordered {of}{value.run} to end at once (request {value.request}); it has not said yet that it has"
         case _:
             return f"asked {of}{value.run} to save and stop (request {value.request})"
 

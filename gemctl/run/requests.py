@@ -29,13 +29,13 @@ class Request:
 class StopFiled:
     """A request to end the run in `run`. `attempt`: the one that runs; None: it is between two, or has made none yet.
 
-    `outcome`: asked; ended (at once, as asked); withdrawn: `job` was taken out of its queue.
+    `outcome`: asked; ordered (to end at once); ended (at once); withdrawn: `job` was taken out of its queue.
     """
 
     run: str
     attempt: int | None
     request: int
-    outcome: Literal["asked", "ended", "withdrawn"]
+    outcome: Literal["asked", "ordered", "ended", "withdrawn"]
     job: str | None = None
 
 
