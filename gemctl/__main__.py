@@ -1,10 +1,14 @@
 """Where the program begins: `gemctl`, and `python -m gemctl`.
 
 An interrupt counts from the first import on, and SIGTERM is one too: what was begun is cleaned up, and the exit code is
-130. Only `gemctl train` and `gemctl resume` take them otherwise, to save first (gemctl/recover/supervisor.py).
+130, or 143 after SIGTERM. Only a run's supervisor takes them otherwise, to save first (gemctl/recover/supervisor.py).
 """
 
 import sys
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM has come."""
 
 
 def main() -> int:
@@ -12,13 +16,17 @@ def main() -> int:
     try:
         import signal  # takes several milliseconds
 
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, _terminated)
         from gemctl import cli
 
         return cli.main()
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         sys.stderr.write("interrupted\n")
-        return 130
+        return 143 if isinstance(interrupt, Terminated) else 130
+
+
+def _terminated(number: int, frame: object) -> None:
+    raise Terminated
 
 
 if __name__ == "__main__":

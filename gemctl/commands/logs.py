@@ -44,8 +44,10 @@ def run(args: argparse.Namespace) -> None:
         return
     try:
         write(_followed(target, selection), args.json)
-    except KeyboardInterrupt:
-        raise Interrupted(f"run {target.run_id} is no longer followed; it goes on") from None
+    except KeyboardInterrupt as interrupt:
+        if type(interrupt) is not KeyboardInterrupt:  # SIGTERM
+            raise
+        raise Interrupted(f"run {target.run_id} is no longer followed; whatever it does, it goes on") from None
 
 
 def _attempt(run: "RunDir", args: argparse.Namespace) -> "Attempt":
