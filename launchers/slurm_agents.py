@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 FIRST_PORT, PORTS = 20_000, 12_000  # below those that the system gives away
 APART = 31  # jobs that follow each other, and a job's attempts, have ports of their own
+LEAVE_SECONDS = 1.0  # for agents that have nothing left to do to end by themselves
 KILL_SECONDS = 10.0
 TASK_END = re.compile(r"^srun: error: \S+: tasks? ([\d,\-]+): (.+)$", re.MULTILINE)
 
@@ -75,7 +76,7 @@ class SlurmAgents:
         """Kills the step with all agents and ranks. What runs on a node that is not reached is fenced by the next
         attempt's folder."""
         if self._step is not None:
-            end(self._step, KILL_SECONDS)
+            end(self._step, KILL_SECONDS, LEAVE_SECONDS)
             self._step = None
         return []
 

@@ -6,6 +6,7 @@ Before agents start, a step of `gemctl doctor --node` asks every node how it is.
 ones take their places.
 """
 
+import contextlib
 import signal
 import subprocess
 import time
@@ -71,7 +72,7 @@ def ask(command: list[str], folder: Path, hosts: Sequence[str], wanted: int) -> 
         if not late and sum(not report.wrong for report in reports.values()) >= wanted:
             late, deadline = True, min(deadline, time.monotonic() + LATE)
         time.sleep(POLL)
-    end(step, LATE)
+    end(step, LATE, grace=LATE if len(reports) == len(hosts) else 0)
     return _reports(folder, hosts)
 
 
@@ -80,8 +81,11 @@ def _reports(folder: Path, hosts: Sequence[str]) -> dict[str, NodeReport]:
     return {report.host: report for report in found if report.host in hosts}
 
 
-def end(step: "subprocess.Popen[bytes]", seconds: float) -> None:
-    """Has srun kill its step and waits for that; after `seconds` srun alone is killed: a node is not reached."""
+def end(step: "subprocess.Popen[bytes]", seconds: float, grace: float) -> None:
+    """Has srun kill its step unless it ends by itself within `grace`, and waits for that; after `seconds` srun alone is
+    killed: a node is not reached."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        step.wait(grace)
     if step.poll() is None:
         step.send_signal(signal.SIGINT)  # --quit-on-interrupt: the first one counts
         try:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from gemctl.config.schema import RecoverConfig
-from gemctl.errors import GemctlError, Interrupted
+from gemctl.errors import GemctlError, Interrupted, TooFewHosts
 from gemctl.recover.budgets import MEANING, History, Kind
 from gemctl.recover.cause import Cause, lost_hosts, root_cause
 from gemctl.recover.records import Records
@@ -169,16 +169,35 @@ class _Supervisor:
             first_request=self.next_request if last is not None else self.prepared.first_request,
         )
         if fresh:
-            self.agents.start(attempt)  # they import while the rest is made ready
+            self._start_agents(attempt)  # they import while the rest is made ready
         attempt.config.write_text(self.prepared.config)
         attempt.plan.write_text(self.prepared.plan)
         base = self._base(number)
         attempt.write_base(base)
-        line = {"event": "attempt", "attempt": number, "time": time.time(), **dataclasses.asdict(base)}
-        self.history.add(line)
-        self.log.write(line)
+        self._note_start(attempt, base)
         self.agents.submit(attempt)
         return attempt
+
+    def _start_agents(self, attempt: Attempt) -> None:
+        """What keeps them from starting is the attempt's end. It has no base, so it makes no checkpoint void."""
+        try:
+            self.agents.start(attempt)
+        except GemctlError as error:
+            hosts = isinstance(error, TooFewHosts)
+            lost = isinstance(error, TooFewHosts) and error.lost
+            cause = Cause("host" if hosts else "agent", None, None, None, str(error), None)
+            end = _End("failed", None, cause, "preemption" if lost else "startup")
+            self._note_start(attempt, Base(None, 0))
+            line = self._line(attempt, end) | {"again": lost, "refusal": None}
+            self.history.add(line)
+            self._record(attempt, line)
+            raise
+
+    def _note_start(self, attempt: Attempt, base: Base) -> None:
+        facts = dataclasses.asdict(base)
+        line = {"event": "attempt", "attempt": attempt.number, "time": time.time(), **facts}
+        self.history.add(line)
+        self.log.write(line)
 
     def _base(self, number: int) -> Base:
         """What attempt `number` starts from. Its ranks hash what they load, each its share, so names and sizes are
