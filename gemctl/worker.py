@@ -127,6 +127,7 @@ class Worker:
         log = TrainLog(
             self.attempt.path, spec, self.ledger,
             rank=self.rank, world=self.world, device=self.device, traffic=model.traffic,
+            hosts=[rank.host for rank in self.mesh.ranks()],
         )  # fmt: skip
         return Trainer(
             self.config, spec, model, DenseOptimizer(model.dense, self.config.optim.dense),

@@ -27,6 +27,7 @@ class Journal:
     limit: float
     metrics: list[Line]
     ledger: list[Line]
+    named: list[Line]  # ranks that were found to be stragglers
 
     @property
     def ranks(self) -> int:
@@ -63,7 +64,10 @@ def read_journals(run: RunDir) -> list[Journal]:
     journals: list[Journal] = []
     limit = float("inf")
     for attempt in reversed([attempt for attempt in run.attempts() if attempt.claimed]):
-        journals.append(Journal(attempt, limit, read_log(attempt.metrics), read_log(attempt.ledger)))
+        lines = read_log(attempt.ledger)
+        intervals = [line for line in lines if line["kind"] == "interval"]
+        named = [line for line in lines if line["kind"] == "straggler"]
+        journals.append(Journal(attempt, limit, read_log(attempt.metrics), intervals, named))
         if attempt.base_file.exists():
             limit = min(limit, attempt.base().step)
     return journals[::-1]

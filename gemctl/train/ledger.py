@@ -99,6 +99,17 @@ class Ledger:
         self._settle()
         return self._taken[name] + self._seconds[PARTS.index(name)]
 
+    def totals(self) -> dict[str, float]:
+        """Seconds by part so far, over all intervals, and `unaccounted`."""
+        now = self._settle()
+        seconds = {name: self._taken[name] + self._seconds[index] for index, name in enumerate(PARTS)}
+        return seconds | {"unaccounted": now - self._start - sum(seconds.values())}
+
+    @property
+    def is_steady(self) -> bool:
+        """False during start-up."""
+        return self._parts is self._steady
+
     def _settle(self) -> float:
         """Books the open part up to now; returns now."""
         now = time.perf_counter()

@@ -22,6 +22,7 @@ from gemctl.train.optim import DenseOptimizer
 from gemctl.train.peak import measure_peak
 from gemctl.train.policy import MAX_SKIPPED, Spikes, TooManySkipped
 from gemctl.train.step import Flags, Stepper, StepResult
+from gemctl.train.stragglers import Stragglers
 from gemctl.train.writers import TrainLog
 
 
@@ -44,9 +45,11 @@ class Trainer:
     done: int = 0  # completed steps
     skipped: int = 0  # of them, the last ones that were skipped
     spikes: Spikes = field(init=False)
+    stragglers: Stragglers = field(init=False)
 
     def __post_init__(self) -> None:
         self.spikes = Spikes(self.config.train.spike)
+        self.stragglers = Stragglers(self.ledger, self.rank, self.world)
 
     @property
     def stride(self) -> int:
@@ -63,7 +66,7 @@ class Trainer:
         `passed_over`: steps whose batches are not looked at; they count as done. Raises RollBack where the run has to
         go back to a checkpoint.
         """
-        stepper = Stepper(self.config, self.model, self.optimizer, self.ledger, self.spikes)
+        stepper = Stepper(self.config, self.model, self.optimizer, self.ledger, self.spikes, self.stragglers)
         train = self.config.train
         with self.ledger.part("data_wait"):
             loader = Loader(
@@ -109,6 +112,7 @@ class Trainer:
         batch = batch.to(self.model.device)
         result = stepper.step(index, batch, self.stride, self.wishes())
         with self.ledger.part("log"):
+            self.log.named(self.stragglers.named())
             if result.skipped:
                 self._skipped(index, result.flags)
             else:
@@ -135,7 +139,8 @@ class Trainer:
         train = self.config.train
         if self.done % train.log_every == 0 or self.done == train.steps or saves:
             with self.ledger.part("log"):
-                self.log.flush(self.done, lr=result.lr, grad_norm=result.grad_norm)
+                lost = self.stragglers.take()
+                self.log.flush(self.done, lr=result.lr, grad_norm=result.grad_norm, stragglers=lost)
 
     def save(self) -> int:
         """Starts an asynchronous checkpoint of the present state; returns its step."""

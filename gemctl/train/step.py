@@ -8,7 +8,7 @@ embeddings · agree on the gradient norm · update the dense part · backward th
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -27,6 +27,7 @@ from gemctl.run.rollback import RolledBack
 from gemctl.train.ledger import Ledger
 from gemctl.train.optim import DenseOptimizer, warmup_factor
 from gemctl.train.policy import NanStop, RollBack, Spikes
+from gemctl.train.stragglers import Stragglers
 
 
 @dataclass
@@ -62,10 +63,12 @@ class Stepper:
         optimizer: DenseOptimizer,
         ledger: Ledger,
         spikes: Spikes | None = None,
+        stragglers: Stragglers | None = None,
     ) -> None:
         self.config, self.model, self.optimizer, self.ledger = config, model, optimizer, ledger
         self.spikes = spikes or Spikes(config.train.spike)
         self.world = dist.get_world_size(model.group)
+        self.stragglers = stragglers or Stragglers(ledger, dist.get_rank(model.group), self.world)
         model.traffic.clock = partial(ledger.part, "exposed_communication")
 
     def step(self, index: int, batch: Batch, stride: int, wish: Flags) -> StepResult:
@@ -78,7 +81,7 @@ class Stepper:
         with self._part("tables_forward"):
             self.model.tables.scale_lr(factor)
             looked_up = self.model.tables(batch, stride)
-        loss, logits, flags = self._micro_batches(batch, looked_up, wish)
+        loss, logits, flags = self._micro_batches(index, batch, looked_up, wish)
         result = StepResult(loss, logits, flags.nonfinite or flags.spike, None, self._lr(factor), flags)
         if flags.nonfinite:
             self._not_finite(index, loss, looked_up)
@@ -107,7 +110,7 @@ class Stepper:
         with self.ledger.part(name), self.model.traffic.on(side):
             yield
 
-    def _micro_batches(self, batch: Batch, looked_up: LookedUp, wish: Flags) -> tuple[float, Tensor, Flags]:
+    def _micro_batches(self, index: int, batch: Batch, looked_up: LookedUp, wish: Flags) -> tuple[float, Tensor, Flags]:
         """Forward and backward of the dense part; a non-finite loss or a spike stops it before its backward.
 
         A spike is the whole step's, so that it shows at the last micro-batch.
@@ -127,7 +130,9 @@ class Stepper:
                 # The host waits for its own device here: what it waits for below is other ranks.
                 bad = wish.nonfinite or not bool(losses.isfinite().all())
             with self._part("flag_wait"):
-                sums, weights, agreed = self._agree(losses.detach(), weights, bad, wish, agreed, first=micro == 0)
+                asked = replace(wish, nonfinite=bad)
+                sums, weights, agreed, clocks = self._agree(losses.detach(), weights, asked, agreed, first=micro == 0)
+            self.stragglers.judge(index + 1, clocks)
             logits.append(scores.detach())
             total += float((sums / weights).sum())
             last = micro == count - 1
@@ -155,17 +160,20 @@ class Stepper:
         return last - first
 
     def _agree(
-        self, losses: Tensor, weights: Tensor, bad: bool, wish: Flags, so_far: Flags, first: bool
-    ) -> tuple[Tensor, Tensor, Flags]:
-        """Global loss sums and task weights [T] (float64), and the flags that any rank has raised."""
-        flags = torch.tensor([bad, wish.stop, wish.save], dtype=torch.float64, device=losses.device)
-        message = torch.cat([flags, losses.double(), weights if first else torch.zeros_like(weights)])
+        self, losses: Tensor, weights: Tensor, wish: Flags, so_far: Flags, first: bool
+    ) -> tuple[Tensor, Tensor, Flags, Tensor]:
+        """Global loss sums and task weights [T] (float64), the flags that any rank has raised, and in the first
+        micro-batch, where it is due, what ranks have to tell of their clocks."""
+        flags = torch.tensor([wish.nonfinite, wish.stop, wish.save], dtype=torch.float64, device=losses.device)
+        clocks = self.stragglers.due() if first else torch.empty(0, dtype=torch.float64)
+        own = weights if first else torch.zeros_like(weights)
+        message = torch.cat([flags, losses.double(), own, clocks.to(losses.device)])
         if self.world > 1:
             dist.all_reduce(message, group=self.model.group)
-        flags, sums, total = message.split([3, losses.numel(), losses.numel()])
+        flags, sums, total, clocks = message.split([3, losses.numel(), losses.numel(), clocks.numel()])
         bad, stop, save = (bool(flag > 0) or bool(flag.isnan()) for flag in flags)
         agreed = Flags(so_far.nonfinite or bad, so_far.stop or stop, so_far.save or save)
-        return sums, total.clamp(min=1e-12) if first else weights, agreed
+        return sums, total.clamp(min=1e-12) if first else weights, agreed, clocks
 
     def _update(self, index: int, looked_up: LookedUp, factor: float) -> float:
         with self._part("optimizer"):

@@ -13,6 +13,8 @@ all-reduce; rank 0 writes. Lines end up in their files whole, so a reader may fo
 import math
 import time
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +29,7 @@ from gemctl.run.files import JsonLog
 from gemctl.specs.data import FeatureSpec
 from gemctl.train.ledger import PARTS, Ledger, peak_rss
 from gemctl.train.metrics import Quality, TaskMetrics
+from gemctl.train.stragglers import Loss, Straggler
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -61,9 +64,11 @@ class TrainLog:
         group: dist.ProcessGroup | None = None,
         device: torch.device | str = "cpu",
         traffic: TrafficCounter | None = None,
+        hosts: Sequence[str] = (),
     ) -> None:
-        """`peak`: FLOP/s of this rank (`gemctl.train.peak`); set `log.peak` later if it is measured later."""
-        self.peak, self._traffic = peak, traffic
+        """`peak`: FLOP/s of this rank (`gemctl.train.peak`); set `log.peak` later if it is measured later. `hosts`: of
+        each rank, where they are known."""
+        self.peak, self._traffic, self._hosts = peak, traffic, hosts
         self._ledger, self._rank, self._world, self._group = ledger, rank, world, group
         self._tables = [table.name for table in spec.tables]
         self._metrics = TaskMetrics([label.name for label in spec.labels], device, auc=False)
@@ -98,15 +103,30 @@ class TrainLog:
         """A step's batch was not looked at, as the run had rolled back from it."""
         self._skipped["passed_over"] += 1
 
-    def flush(self, step: int, *, lr: float, grad_norm: float | None) -> dict[str, Any] | None:
-        """Writes the interval that ends with `step` completed steps; rank 0 returns the line of metrics.jsonl."""
+    def named(self, found: Sequence[Straggler]) -> None:
+        """Writes at once which ranks the others wait for; rank 0's to call, or with nothing."""
+        for one in found:
+            line = {"kind": "straggler", "time": time.time(), **asdict(one), "host": self._host(one.rank)}
+            self._files["ledger"].write(line)
+
+    def _host(self, rank: int) -> str | None:
+        return self._hosts[rank] if self._hosts else None
+
+    def flush(
+        self, step: int, *, lr: float, grad_norm: float | None, stragglers: Sequence[Loss] = ()
+    ) -> dict[str, Any] | None:
+        """Writes the interval that ends with `step` completed steps; rank 0 returns the line of metrics.jsonl.
+
+        `stragglers`: what each has cost in it, as rank 0 knows.
+        """
         matrix, counters, traffic = self._gather()
         line = None
         if self._rank == 0:
             now = time.time()
             line = self._metrics_line(step, now, matrix, counters) | {"lr": lr, "grad_norm": grad_norm}
             self._files["metrics"].write(_finite(line))
-            self._files["ledger"].write(self._ledger_line(step, now, matrix) | {"traffic": traffic})
+            lost = [{**asdict(one), "host": self._host(one.rank)} for one in stragglers]
+            self._files["ledger"].write(self._ledger_line(step, now, matrix) | {"traffic": traffic, "stragglers": lost})
             self._to_tensorboard(step, line)
         self._metrics.reset()
         self._counters.zero_()

@@ -62,7 +62,9 @@ def real_run(folder: str, ranks: int, inject: str, overrides: list[str], agents:
     if inject:
         os.environ["GEMCTL_INJECT"] = inject
     shape = [f"launcher.ranks_per_node={ranks}", "topology.dp_replicate=1"]
-    config = compose(None, [*words(Path(folder)), *shape, *overrides])
+    given = {word.partition("=")[0] for word in overrides}
+    base = [word for word in words(Path(folder)) if word.partition("=")[0] not in given]
+    config = compose(None, [*base, *shape, *overrides])
     ensure(config.data)
     run = RunDir.create(config.run.root, config.run.name, ["gemctl", "train"])
     case = Case(folder, ranks_per_node=ranks)
