@@ -11,6 +11,7 @@ def listing(value: Listing) -> str:
         lines += columns(
             [["checkpoint", "ranks", "tensors", "size"], *map(_listed, value.checkpoints)], figures={1, 2, 3}
         )
+        lines.append("sizes are right; gemctl checkpoint verify reads the files and compares their hashes")
     else:
         lines.append("none yet")
     if value.others:

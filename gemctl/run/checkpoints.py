@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gemctl.errors import InputError
 from gemctl.run.directory import find
-from gemctl.run.manifest import FILE_NAME, FOLDER, Checkpoint, checkpoints, read, verify
+from gemctl.run.manifest import FILE_NAME, FOLDER, Checkpoint, check_size, checkpoints, read, verify
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,8 @@ class Comparison:
 
 
 def list_checkpoints(reference: str, root: str) -> Listing:
-    """The checkpoints of the run that `reference` means, with what their manifests say."""
+    """The checkpoints of the run that `reference` means, with what their manifests say; one whose files are gone, or
+    longer or shorter than that, does not count."""
     run = find(reference, root)
     listed = [_listed(checkpoint) for checkpoint in checkpoints(run)]
     valid = [one for one in listed if one.flaw is None]
@@ -109,8 +110,9 @@ def _listed(checkpoint: Checkpoint) -> Listed:
         manifest = read(checkpoint.path)
     except InputError as error:
         return Listed(*base, checkpoint.flaw or str(error))
+    flaw = checkpoint.flaw or next(iter(verify(checkpoint.path, check_size)), None)
     size = sum(file.bytes for file in manifest.files.values())
-    return Listed(*base, checkpoint.flaw, manifest.facts.world, len(manifest.objects), size)
+    return Listed(*base, flaw, manifest.facts.world, len(manifest.objects), size)
 
 
 def verify_all(reference: str, root: str) -> Verified:

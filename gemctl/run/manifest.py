@@ -166,7 +166,8 @@ def sync_folder(folder: Path) -> None:
 
 
 def read(folder: Path) -> Manifest:
-    """The manifest in `folder`. InputError if there is none, or it is damaged or of a newer format."""
+    """The manifest in `folder`. InputError if there is none, or it is damaged, of a newer format, or one of another
+    checkpoint than the folder's name says."""
     path = folder / FILE_NAME
     try:
         body = read_json(path)
@@ -176,6 +177,9 @@ def read(folder: Path) -> Manifest:
         raise InputError(f"{path}: {error.strerror}") from error
     if body.pop("sha256", None) != _digest(body):
         raise InputError(f"{path}: damaged, it does not match its own hash")
+    name = folder_name(body["step"], body["attempt"])
+    if FOLDER.fullmatch(folder.name) and folder.name != name:
+        raise InputError(f"{path}: it is that of {name}, and lies in {folder.name}")
     return Manifest(
         step=body["step"],
         attempt=body["attempt"],

@@ -64,6 +64,20 @@ def test_a_damaged_file_is_named_and_the_older_checkpoint_chosen(
     assert len(refused) == 1 and name in refused[0]
 
 
+def test_a_checkpoint_under_another_ones_name_is_refused(run: RunDir) -> None:
+    """Both are whole, and each would be taken for the other."""
+    older, newest = run.checkpoints / "step_2.a1", run.checkpoints / "step_4.a1"
+    older.rename(run.checkpoints / "aside")
+    newest.rename(older)
+    (run.checkpoints / "aside").rename(newest)
+    found, refused = newest_verified(run)
+    assert found is None
+    assert refused == [
+        f"{newest}/manifest.json: it is that of step_2.a1, and lies in step_4.a1",
+        f"{older}/manifest.json: it is that of step_4.a1, and lies in step_2.a1",
+    ]
+
+
 def test_no_flipped_bit_goes_unseen(run: RunDir) -> None:
     folder, draw = run.checkpoints / "step_4.a1", random.Random(1)
     for path in sorted(folder.iterdir()):
@@ -239,6 +253,10 @@ def test_list_and_verify_from_the_command_line(run: RunDir, capsys: pytest.Captu
     assert "no checkpoints:\n  step_9.a1  unfinished: it has no manifest.json" in capsys.readouterr().out
     assert main(["checkpoint", "verify", str(run.path)]) == 0
     _cut(run.checkpoints / "step_2.a1/.metadata")
+    assert main(["checkpoint", "list", str(run.path)]) == 0
+    cut = capsys.readouterr().out
+    assert "sizes are right; gemctl checkpoint verify reads the files" in cut and "step_4.a1" in cut
+    assert f"step_2.a1  {run.checkpoints}/step_2.a1/.metadata: " in cut.partition("no checkpoints:")[2]
     assert main(["checkpoint", "verify", str(run.path)]) == 1
     assert "step_2.a1/.metadata" in capsys.readouterr().out
     assert main(["checkpoint", "verify", str(run.checkpoints / "step_4.a1")]) == 0
