@@ -65,11 +65,36 @@ def _job(job: str, word: str, reason: str) -> Job:
     if not word:
         return Job(job, "ended", f"SLURM job {job}: {FORGOTTEN}")
     said = word if reason in {"", "None"} else f"{word}: {reason}"
-    return Job(job, _kind(word), f"SLURM job {job}: {said}")
+    return Job(job, kind(word), f"SLURM job {job}: {said}")
 
 
-def _kind(word: str) -> JobState:
+def kind(word: str) -> JobState:
+    """What SLURM's word for a job's state means."""
     return "waiting" if word in WAITING else "running" if word in RUNNING else "ended"
+
+
+def word(job: str) -> str | None:
+    """SLURM's word for a job's state, from its records of ended jobs too; None if it does not know the job."""
+    try:
+        return call("squeue", "--noheader", f"--jobs={job}", "--states=all", "--format=%T").split()[0]
+    except (SlurmError, IndexError):
+        pass
+    try:
+        return call("sacct", "--noheader", "--allocations", "--parsable2", f"--jobs={job}", "--format=State").split()[0]
+    except (SlurmError, IndexError):
+        return None
+
+
+def own_jobs() -> dict[str, str]:
+    """The states, in SLURM's words, of all jobs of this user that it has not forgotten yet."""
+    lines = call("squeue", "--noheader", "--me", "--states=all", "--format=%i %T").splitlines()
+    return dict(line.split() for line in lines)
+
+
+def facts(job: str) -> dict[str, str]:
+    """What SLURM says of a job that it has not forgotten yet, by its own names."""
+    told = call("scontrol", "--oneliner", "show", "job", job)
+    return dict(part.split("=", 1) for part in told.split() if "=" in part)
 
 
 def requeue(job: int) -> None:
@@ -88,11 +113,10 @@ def requeue(job: int) -> None:
 def preempted(job: int) -> bool:
     """True if the job still runs and SLURM has told it to give way; False too where it does not answer."""
     try:
-        told = call("scontrol", "--oneliner", "show", "job", str(job))
+        told = facts(str(job))
     except SlurmError:
         return False
-    facts = dict(word.split("=", 1) for word in told.split() if "=" in word)
-    return facts["JobState"] == "RUNNING" and facts.get("PreemptTime", "None") != "None"
+    return told["JobState"] == "RUNNING" and told.get("PreemptTime", "None") != "None"
 
 
 def cancel(job: str) -> None:

@@ -46,7 +46,7 @@ class BatchJob:
         """
         options = {"job-name": self.name, **self.options}
         lines = [f"#SBATCH --{key}" + ("" if value is None else f"={value}") for key, value in options.items()]
-        exports = [f"export {name}={shlex.quote(value)}" for name, value in self.env.items()]
+        exports = [f"export {name}={shell_word(value)}" for name, value in self.env.items()]
         body = ["set -euo pipefail", "trap '' USR1", *exports, *self.setup, *self.before, f"exec {self.command}"]
         return "\n".join(["#!/bin/bash", *lines, "", *body]) + "\n"
 

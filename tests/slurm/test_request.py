@@ -1,0 +1,273 @@
+"""Requests as values: what is submitted for a configuration, whole, and what is chosen from what nodes answer."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torchx.components.dist import ddp
+from torchx.runner import Runner
+from torchx.specs import AppDef, Resource, Role
+
+from gemctl.cli import main
+from gemctl.cluster.checks import Check
+from gemctl.cluster.node import NodeReport, check_node, read_report
+from gemctl.config.compose import compose
+from gemctl.config.schema import Config
+from gemctl.errors import InputError, TooFewHosts
+from gemctl.launchers import slurm
+from gemctl.launchers.request import from_json, request, to_json
+from gemctl.launchers.slurm_agents import PORTS, port, task_ends
+from gemctl.launchers.slurm_job import shell_word, step
+from gemctl.launchers.slurm_nodes import check_enough, choose
+from gemctl.launchers.slurm_scheduler import create_scheduler
+from gemctl.plan.fit import cluster_memory
+
+RUN = Path("/scratch/runs/gem/7")
+EVERYTHING = [
+    "launcher=slurm",
+    "launcher.nodes=3",
+    "launcher.ranks_per_node=8",
+    "cluster=cuda",
+    "cluster.gpu=H100",
+    "launcher.slurm.partition=gpu",
+    "launcher.slurm.account=ads",
+    "launcher.slurm.qos=high",
+    "launcher.slurm.constraint=rack1|rack2",
+    "launcher.slurm.reservation=week",
+    "launcher.slurm.time_limit=1-12:00:00",
+    "launcher.slurm.save_before_limit=300",
+    "launcher.slurm.dependency='afterok:41'",
+    "launcher.slurm.cpus_per_rank=6",
+    "launcher.slurm.memory_gb=1500",
+    "launcher.slurm.cpu_bind=cores",
+    "launcher.slurm.mem_bind=local",
+    "launcher.slurm.exclusive=true",
+    "launcher.slurm.exclude=[bad1,bad2]",
+    "launcher.slurm.spare_nodes=1",
+    "launcher.slurm.switches='1@30:00'",
+    "launcher.slurm.segment=2",
+    "launcher.slurm.interface=eth0",
+    "launcher.slurm.ib_hca='mlx5_0,mlx5_1'",
+    "launcher.slurm.env={NCCL_DEBUG: WARN, NOTE: 'two words'}",
+    "launcher.slurm.setup=['module load cuda/13']",
+    "launcher.slurm.container_image=/images/gemctl.sqsh",
+    "launcher.slurm.container_mounts=['/scratch:/scratch','/data:/data:ro']",
+    "launcher.slurm.container_workdir=/scratch",
+]
+SCRIPT = """\
+#!/bin/bash
+#SBATCH --job-name=7
+#SBATCH --nodes=4
+#SBATCH --ntasks-per-node=1
+#SBATCH --output=/scratch/runs/gem/7/submissions/2/supervisor.log
+#SBATCH --open-mode=append
+#SBATCH --signal=B:USR1@300
+#SBATCH --partition=gpu
+#SBATCH --account=ads
+#SBATCH --qos=high
+#SBATCH --constraint=rack1|rack2
+#SBATCH --reservation=week
+#SBATCH --time=1-12:00:00
+#SBATCH --dependency=afterok:41
+#SBATCH --gres=gpu:8
+#SBATCH --cpus-per-task=48
+#SBATCH --mem=1536000M
+#SBATCH --exclude=bad1,bad2
+#SBATCH --switches=1@30:00
+#SBATCH --segment=2
+#SBATCH --requeue
+#SBATCH --exclusive
+#SBATCH --no-kill
+
+set -euo pipefail
+trap '' USR1
+export OMP_NUM_THREADS=6
+export PYTORCH_NVML_BASED_CUDA_CHECK=1
+export NCCL_SOCKET_IFNAME=eth0
+export GLOO_SOCKET_IFNAME=eth0
+export NCCL_IB_HCA=mlx5_0,mlx5_1
+export NCCL_DEBUG=WARN
+export NOTE='two words'
+module load cuda/13
+exec PYTHON -m gemctl supervise /scratch/runs/gem/7 --submission 2
+"""
+STEP = [
+    "srun", "--nodes=3", "--ntasks=3", "--ntasks-per-node=1", "--overlap", "--mem=0", "--no-kill",
+    "--kill-on-bad-exit=0", "--wait=0", "--quit-on-interrupt", "--input=none", "--export=ALL",
+    "--nodelist=n1,n2,n4", "--cpus-per-task=48", "--cpu-bind=cores", "--mem-bind=local",
+    "--container-image=/images/gemctl.sqsh", "--container-mounts=/scratch:/scratch,/data:/data:ro",
+    "--container-workdir=/scratch", "bash", "-c",
+    'export GEMCTL_TOPOLOGY_ADDRESS="${SLURM_TOPOLOGY_ADDR:-}"; exec PYTHON -m gemctl.agent /scratch/runs/gem/7 '
+    '--attempt 5 --node "$SLURM_PROCID"',
+]  # fmt: skip
+
+
+def app_of(config: Config, attempt: int = 1) -> AppDef:
+    return request(RUN, attempt, config.launcher, config.cluster.device)
+
+
+@pytest.fixture(autouse=True)
+def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+
+
+def test_every_option_is_in_the_batch_script() -> None:
+    config = compose(None, EVERYTHING)
+    form = slurm.form(app_of(config), config, RUN / "submissions" / "2")
+    assert form == SCRIPT.replace("PYTHON", sys.executable)
+
+
+def test_agents_are_one_step_on_named_nodes() -> None:
+    config = compose(None, EVERYTHING)
+    (role,) = app_of(config, 5).roles
+    words = step(role, slurm.options(config), ["n1", "n2", "n4"])
+    assert words == [word.replace("PYTHON", sys.executable) for word in STEP]
+
+
+def test_what_is_not_asked_for_is_not_in_the_script() -> None:
+    config = compose(None, ["launcher=slurm", "launcher.slurm.requeue=false"])
+    lines = slurm.form(app_of(config), config, RUN / "submissions" / "1").splitlines()
+    assert [line for line in lines if "SBATCH" in line] == [
+        "#SBATCH --job-name=7",
+        "#SBATCH --nodes=2",
+        "#SBATCH --ntasks-per-node=1",
+        "#SBATCH --output=/scratch/runs/gem/7/submissions/1/supervisor.log",
+        "#SBATCH --open-mode=append",
+        "#SBATCH --signal=B:USR1@120",
+        "#SBATCH --no-requeue",
+    ]
+
+
+def test_gres_stands_over_the_gpus_of_the_ranks() -> None:
+    config = compose(None, ["launcher=slurm", "cluster=cuda", "cluster.gpu=H100", "launcher.slurm.gres='gpu:h100:8'"])
+    assert "--gres=gpu:h100:8\n" in slurm.form(app_of(config), config, RUN / "submissions" / "1")
+
+
+def test_request_goes_through_its_file() -> None:
+    app = app_of(compose(None, EVERYTHING))
+    assert from_json(json.loads(json.dumps(to_json(app)))) == app
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["launcher.slurm.partion=x"], "unknown key 'launcher.slurm.partion'; did you mean launcher.slurm.partition?"),
+        (["launcher.slurm.time_limit=soon"], "launcher.slurm.time_limit=soon: must be a string that matches"),
+        (["launcher.slurm.account='a b'"], "launcher.slurm.account='a b': must be a string that matches"),
+        (["launcher.slurm.cpus_per_rank=0"], "launcher.slurm.cpus_per_rank=0: must be an integer ≥ 1"),
+    ],
+)
+def test_options_are_checked_before_anything_starts(
+    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "launcher=slurm", *words]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_options_that_nothing_would_use_are_named() -> None:
+    words = ["launcher.slurm.container_mounts=['/a:/a']", "launcher.slurm.env={1A: x}"]
+    with pytest.raises(InputError) as caught:
+        slurm.check(compose(None, ["launcher=slurm", *words]))
+    assert len(caught.value.problems) == 2
+    assert "launcher.slurm.container_image is not" in caught.value.problems[1]
+
+
+def test_memory_of_nodes_is_not_this_machines() -> None:
+    assert cluster_memory(compose(None, ["launcher=slurm"])).host is None
+    assert cluster_memory(compose(None, ["launcher=slurm", "launcher.slurm.memory_gb=2"])).host == 2 << 30
+
+
+def test_words_keep_their_meaning_in_a_shell() -> None:
+    assert shell_word("it's $HOME") == """'it'"'"'s $HOME'"""
+    assert shell_word("--node=${replica_id}.log") == '--node="$SLURM_PROCID".log'
+    assert shell_word("") == "''"
+
+
+def test_ports_of_jobs_and_attempts_differ() -> None:
+    ports = {port(job, attempt) for job in range(100, 400) for attempt in range(1, 31)}
+    assert len(ports) == 9000
+    assert min(ports) >= 20_000 and max(ports) < 20_000 + PORTS
+
+
+def test_ends_of_tasks_are_read_from_what_srun_says() -> None:
+    text = "srun: error: n3: task 1: Killed\nsrun: error: n[4-6]: tasks 2-3,5: Exited with exit code 1\nsrun: other\n"
+    code = "exited with exit code 1"
+    assert task_ends(text) == {1: "killed", 2: code, 3: code, 5: code}
+
+
+ADDRESSES = {"n1": "spine.leaf1.n1", "n2": "spine.leaf2.n2", "n3": "spine.leaf1.n3", "n10": "spine.leaf2.n10"}
+
+
+@pytest.mark.parametrize(
+    ("left_out", "wanted", "hosts"),
+    [
+        ([], 2, ["n1", "n3"]),
+        (["n3"], 2, ["n2", "n10"]),  # not n1, which is first, as it is alone in its leaf
+        (["n1"], 3, ["n2", "n3", "n10"]),
+        ([], 4, ["n1", "n2", "n3", "n10"]),
+    ],
+)
+def test_nodes_of_one_leaf_are_taken_before_others(left_out: list[str], wanted: int, hosts: list[str]) -> None:
+    """In the scheduler's order, which numbers the tasks."""
+    well = {host: address for host, address in ADDRESSES.items() if host not in left_out}
+    assert choose(list(ADDRESSES), well, dict.fromkeys(left_out, "bad"), wanted).hosts == hosts
+
+
+def test_too_few_nodes_are_named() -> None:
+    with pytest.raises(TooFewHosts, match=r"2 nodes are planned, 1 can take part \(n2: it gave no sign\)") as caught:
+        check_enough(["n1"], {"n2": "it gave no sign"}, True, 2)
+    assert caught.value.lost
+
+
+def test_node_says_what_is_wrong_with_it(tmp_path: Path) -> None:
+    report = check_node(tmp_path, memory=1 << 50, gpus=100)
+    assert read_report(tmp_path / f"{report.host}.json") == report
+    assert {check.name for check in report.checks if check.status == "fail"} == {"memory", "gpus"}
+    assert "gpus: 0 listed by nvidia-smi, 100 needed" in report.wrong
+    assert check_node(tmp_path, memory=0, gpus=0).wrong == ""
+
+
+def test_node_whose_clock_is_wrong_is_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import time
+
+    real = time.time
+    monkeypatch.setattr("gemctl.cluster.node.time.time", lambda: real() + 100)
+    assert "clock: 100 s away" in check_node(tmp_path, memory=0, gpus=0).wrong
+
+
+def test_report_without_failures_is_well() -> None:
+    assert NodeReport("n1", "", 0.0, [Check("disk", "warn", "low")]).wrong == ""
+
+
+def dryrun(app: AppDef, **options: Any) -> str:
+    runner = Runner("session", {"gemctl_slurm": create_scheduler})
+    return str(runner.dryrun(app, "gemctl_slurm", options))
+
+
+def test_torchx_gets_one_job_of_one_component() -> None:
+    app = ddp(script="train.py", j="2x8", image="", cpu=4, gpu=8, memMB=1024)
+    script = dryrun(app, partition="gpu", time_limit="60")
+    for line in ("--nodes=2", "--partition=gpu", "--time=60", "--gres=gpu:8", "--cpus-per-task=4", "--mem=1024M"):
+        assert f"#SBATCH {line}\n" in script
+    assert script.count("#SBATCH --nodes") == 1 and "hetjob" not in script
+    assert "exec srun --nodes=2 --ntasks=2 --ntasks-per-node=1" in script
+    assert "--rdzv_endpoint ${GEMCTL_FIRST_HOST:=localhost}:29500" in script
+    assert 'export TORCHX_JOB_ID=gemctl_slurm://session/"$SLURM_JOB_ID"' in script
+
+
+@pytest.mark.parametrize(
+    ("options", "roles", "told"),
+    [
+        ({"partion": "x"}, 1, "partion: Unexpected keyword"),
+        ({"cpus_per_rank": 2}, 1, "cpus_per_rank: no option of gemctl_slurm"),
+        ({}, 2, "a job has one role"),
+    ],
+)
+def test_torchx_options_that_would_be_ignored_are_errors(options: dict[str, Any], roles: int, told: str) -> None:
+    app = AppDef(
+        "a", [Role(f"r{number}", "", entrypoint="true", resource=Resource(1, 0, 64)) for number in range(roles)]
+    )
+    with pytest.raises(ValueError, match=told):
+        dryrun(app, **options)
