@@ -94,10 +94,7 @@ def bring_back(config: Config, due: bool) -> bool:
     allocation = env.slurm_allocation()
     if allocation is None or not options(config).requeue:
         return False
-    if not due and not slurm_client.preempted(allocation.job):
-        return False
-    slurm_client.requeue(allocation.job)
-    return True
+    return slurm_client.requeue(allocation.job, allocation.restarts, only_if_preempted=not due)
 
 
 def takes_over(submission: Submission) -> bool:

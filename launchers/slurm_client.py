@@ -97,26 +97,25 @@ def facts(job: str) -> dict[str, str]:
     return dict(part.split("=", 1) for part in told.split() if "=" in part)
 
 
-def requeue(job: int) -> None:
-    """Has SLURM end the job and queue it again; asks for up to a minute."""
+def requeue(job: int, restarts: int, only_if_preempted: bool) -> bool:
+    """Has SLURM end the job that has been restarted `restarts` times, and queue it again; tries for up to a minute.
+
+    False if that is not for the caller to do: the job is ending, or runs again already while this host was out of
+    reach; or, with `only_if_preempted`, SLURM has not told it to give way.
+    """
     deadline = time.monotonic() + REQUEUE_SECONDS
     while True:
         try:
+            told = facts(str(job))
+            ours = told["JobState"] == "RUNNING" and told["Restarts"] == str(restarts)
+            if not ours or (only_if_preempted and told.get("PreemptTime", "None") == "None"):
+                return False
             call("scontrol", "requeue", str(job))
-            return
+            return True
         except SlurmError:
             if time.monotonic() > deadline:
                 raise
         time.sleep(1)
-
-
-def preempted(job: int) -> bool:
-    """True if the job still runs and SLURM has told it to give way; False too where it does not answer."""
-    try:
-        told = facts(str(job))
-    except SlurmError:
-        return False
-    return told["JobState"] == "RUNNING" and told.get("PreemptTime", "None") != "None"
 
 
 def cancel(job: str) -> None:
