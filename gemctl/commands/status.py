@@ -21,8 +21,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> "RunStatus":
     from gemctl.commands.following import job_of
+    from gemctl.run.conclusion import ending
     from gemctl.run.directory import find
-    from gemctl.run.status import ending, open_submission, ranks, status
+    from gemctl.run.status import open_submission, ranks, status
 
     target = find(args.run, args.root)
     submission = open_submission(target)

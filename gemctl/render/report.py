@@ -62,6 +62,7 @@ def _identity(value: Report) -> Section:
         ["commit", commit],
         ["versions", versions],
         ["state", f"{value.outcome}, {value.step} of {value.steps or DASH} steps on {last.ranks} ranks"],
+        *([["how it ended", value.conclusion]] if value.conclusion is not None else []),
         ["unknown ids", ", ".join(f"{table} {seen:,}" for table, seen in value.unknown_ids.items() if seen) or "none"],
     ]
     return Section("Run", ["", ""], rows)

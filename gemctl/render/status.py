@@ -15,20 +15,23 @@ if TYPE_CHECKING:
 def run_list(value: "RunList") -> "Group":
     """One line a run, newest last."""
     from rich.console import Group
+    from rich.text import Text
 
-    runs = _runs(value.runs) if value.runs else f"no runs below {value.root}"
-    return Group(runs, *(f"cannot be read: {problem}" for problem in value.unreadable))
+    runs = _runs(value.runs) if value.runs else Text(f"no runs below {value.root}")
+    return Group(runs, *(Text(f"cannot be read: {problem}") for problem in value.unreadable))
 
 
 def _runs(runs: "list[RunStatus]") -> "Table":
     from rich.table import Table
+    from rich.text import Text
 
     table = Table("run", "name", "state", "started", "attempts", "step", "checkpoint", box=None, header_style="bold")
     for run in runs:
         last = run.attempts[-1] if run.attempts else None
         step = "–" if last is None or last.step is None else str(last.step)
         saved = "–" if run.checkpoint_step is None else f"step {run.checkpoint_step}"
-        table.add_row(run.run_id, run.name, _state(run), _time(run.created), str(len(run.attempts)), step, saved)
+        state = Text(_state(run))
+        table.add_row(run.run_id, Text(run.name), state, _time(run.created), str(len(run.attempts)), step, saved)
     return table
 
 
@@ -41,6 +44,7 @@ def _state(run: "RunStatus") -> str:
 def run_status(value: "RunStatus") -> "Group":
     """One run: where it is, who runs it, its attempts, its ranks, what is spent, and how it ended."""
     from rich.console import Group
+    from rich.text import Text
 
     saved = "none" if value.checkpoint is None else f"{value.checkpoint} ({value.checkpoint_step} steps)"
     lines = [f"{value.run_id} ({value.name}): {value.state}", value.path, f"newest checkpoint: {saved}"]
@@ -49,7 +53,7 @@ def run_status(value: "RunStatus") -> "Group":
     told = [f"attempt {one.attempt}: {one.cause}" for one in value.attempts if one.cause and one not in concluded]
     where = [_ranks(value)] if value.ranks and value.state not in OVER else []
     told += [value.conclusion] if value.conclusion is not None else []
-    return Group("\n".join(lines), _attempts(value), *where, *_budgets(value), *told)
+    return Group(Text("\n".join(lines)), _attempts(value), *where, *map(Text, [*_budgets(value), *told]))
 
 
 OVER = {"finished", "stopped"}

@@ -20,6 +20,19 @@ def conclusion(run: RunDir, attempt: Attempt) -> str | None:
     return None if end is None else describe(run, end)
 
 
+def ending(run: RunDir) -> str | None:
+    """How the run's last attempt ended, unless it has finished; None too if it goes on."""
+    last = run.last_attempt()
+    end = last.end() if last is not None else None
+    return describe(run, end) if end is not None and end["outcome"] != "finished" else None
+
+
+def cause_of(end: dict[str, Any] | None) -> str | None:
+    """Why an attempt failed, in one line."""
+    cause = end.get("cause") if end is not None else None
+    return str(cause["text"]) if cause else None
+
+
 def describe(run: RunDir, end: dict[str, Any]) -> str:
     """The same of an end that is not in its file yet."""
     lines = [f"run {run.run_id} {_ended(end)}", *_log(end)]

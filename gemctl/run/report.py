@@ -15,6 +15,7 @@ from typing import Any
 
 from gemctl.config.schema import Config
 from gemctl.errors import InputError
+from gemctl.run.conclusion import cause_of, ending
 from gemctl.run.directory import RunDir
 from gemctl.run.efficiency import Efficiency, efficiency
 from gemctl.run.files import read_json, read_log
@@ -79,13 +80,14 @@ class Memory:
 
 @dataclass
 class Report:
-    """`step_shares`: of the steps' rank-seconds, by part; `waterfall`: rank-seconds by part over all attempts;
-    `unaccounted`: the share of them that no clock covers; `first_step`: seconds by stage of the last attempt;
-    `curve`: the lines of metrics.jsonl that counted, in order."""
+    """`conclusion`: how it ended, unless it has finished or goes on; `step_shares`: of the steps' rank-seconds, by
+    part; `waterfall`: rank-seconds by part over all attempts; `unaccounted`: the share of them that no clock covers;
+    `first_step`: seconds by stage of the last attempt; `curve`: the lines of metrics.jsonl that counted, in order."""
 
     run: dict[str, Any]
     path: str
     outcome: str
+    conclusion: str | None
     step: int
     steps: int | None
     tasks: dict[str, dict[str, Any]]
@@ -126,6 +128,7 @@ def build(run: RunDir) -> Report:
         run=run.info(),
         path=str(run.path),
         outcome=attempts[-1].outcome,
+        conclusion=ending(run),
         step=max([attempts[-1].last_step, *(line["step"] for line in train)]),
         steps=config.train.steps if config else None,
         tasks=final.get("tasks", {}),
@@ -165,7 +168,7 @@ def _attempts(journals: list[Journal]) -> list[AttemptReport]:
                 start=claim.time,
                 end=end["time"] if end else None,
                 outcome=end["outcome"] if end else "no end written",
-                cause=_cause(end),
+                cause=cause_of(end),
                 host=claim.host,
                 ranks=journal.ranks,
                 base_step=journal.base_step(),
@@ -177,15 +180,6 @@ def _attempts(journals: list[Journal]) -> list[AttemptReport]:
         )
         before = ((claim.host, claim.pid), end["time"] if end else None)
     return reports
-
-
-def _cause(end: Line | None) -> str | None:
-    """What the supervisor found to be the cause, in one line."""
-    cause = end.get("cause") if end else None
-    if cause is None or cause["rank"] is None:
-        return cause and cause["detail"]
-    step = "" if cause["step"] is None else f", step {cause['step']}"
-    return f"rank {cause['rank']}, stage {cause['stage']}{step}: {cause['detail']}"
 
 
 def _config(journal: Journal) -> Config | None:

@@ -7,7 +7,7 @@ from typing import Any
 from gemctl.errors import InputError
 from gemctl.run import requests
 from gemctl.run.attempt import Attempt
-from gemctl.run.conclusion import conclusion
+from gemctl.run.conclusion import cause_of
 from gemctl.run.directory import RunDir
 from gemctl.run.files import last_line
 from gemctl.run.manifest import checkpoints
@@ -146,13 +146,6 @@ def ranks(attempt: Attempt) -> list[Ranks]:
     ]
 
 
-def ending(run: RunDir) -> str | None:
-    """How the last attempt ended, in full; None if it goes on, or has finished."""
-    last = run.last_attempt()
-    end = last.end() if last is not None else None
-    return conclusion(run, last) if last is not None and end is not None and end["outcome"] != "finished" else None
-
-
 def _state(
     run: RunDir, submission: Submission | None, last: Attempt | None, attempts: list[AttemptStatus], job: Job | None
 ) -> str:
@@ -208,10 +201,5 @@ def _attempt(attempt: Attempt) -> AttemptStatus:
         stage=line["stage"],
         step=line["step"],
         base_step=attempt.base().step if attempt.base_file.exists() else None,
-        cause=_cause(end),
+        cause=cause_of(end),
     )
-
-
-def _cause(end: dict[str, object] | None) -> str | None:
-    cause = end.get("cause") if end is not None else None
-    return str(cause["text"]) if isinstance(cause, dict) else None

@@ -77,7 +77,7 @@ def write_attempt(run: RunDir, number: int, base: int, steps: list[int], end: di
 def run(tmp_path: Path) -> RunDir:
     """Attempt 1 fails after step 30, attempt 2 goes on from step 20 to the end at step 40."""
     run = RunDir.create(str(tmp_path), "demo", ["gemctl", "train", "x=1"])
-    cause = {"kind": "signal", "rank": 2, "stage": "step", "step": 31, "detail": "killed by SIGKILL", "log": None}
+    cause = {"text": "rank 2 failed first, in stage step, step 31: killed by SIGKILL", "rank": 2, "log": None}
     write_attempt(run, 1, 0, [10, 20, 30], {"outcome": "failed", "step": 31, "cause": cause})
     second = write_attempt(run, 2, 20, [30, 40], {"outcome": "finished", "step": 40})
     quality = {"examples": 5000, "base_rate": 0.2, "ne": 0.86, "auc": 0.75, "calibration": 1.01, "best_ne": 0.8,
@@ -113,7 +113,7 @@ def test_steps_done_again_are_marked_and_leave_the_curve(run: RunDir) -> None:
     first, second = report.attempts
     assert (first.outcome, first.redone, first.last_step) == ("failed", 10, 30)
     assert (second.outcome, second.redone, second.base_step) == ("finished", 0, 20)
-    assert first.cause == "rank 2, stage step, step 31: killed by SIGKILL"
+    assert first.cause == "rank 2 failed first, in stage step, step 31: killed by SIGKILL"
     assert report.step == report.steps == 40 and report.skipped == 4 and report.unknown_ids == {"item": 12}
     assert any("10 steps were done again" in note for note in report.notes)
 
