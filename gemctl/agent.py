@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from gemctl import env
+from gemctl.config.compose import from_yaml
 from gemctl.errors import GemctlError
 from gemctl.rendezvous import AbortedError, Place, Rendezvous, interface_of
 from gemctl.run import memory, process, requests, stages
@@ -52,7 +53,7 @@ PRELOAD = (
     "torchrec",
     "gemctl.worker",
 )
-PEER_GRACE = 0.5  # seconds in which the other ranks may say what they saw before they are killed
+PEER_GRACE = 0.3  # seconds in which the other ranks may say what they saw before they are killed
 STACK_GRACE = 0.5  # seconds for dumping stacks
 CLAIM_GRACE = 2.0  # seconds from the making of an attempt's folder to its claim.json
 POLL = 0.02
@@ -234,6 +235,7 @@ class Agent:
         gc.disable()  # imports make hardly any garbage, and looking for it takes long
         for name in PRELOAD:
             importlib.import_module(name)
+        _read_once(self.attempt)
         gc.freeze()  # keeps the collectors of the ranks off the pages that they share
         gc.enable()
         self._log.write({"event": "ready", "time": time.time(), "seconds": time.monotonic() - start})
@@ -368,6 +370,13 @@ class Agent:
         if higher is None or not higher.claimed or higher.claim().owner != self.owner:
             self._log.write({"event": "superseded", "time": time.time()}, last=True)
             os._exit(1)
+
+
+def _read_once(attempt: Attempt) -> None:
+    """The first reading of a configuration makes its checker, which costs each rank 0.1 s if it is not there."""
+    if attempt.config.exists():
+        with contextlib.suppress(GemctlError):  # theirs to say
+            from_yaml(attempt.config.read_text(), str(attempt.config))
 
 
 def _use_interface(address: str) -> None:

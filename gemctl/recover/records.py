@@ -13,6 +13,9 @@ from typing import Any
 from gemctl.run.attempt import Attempt
 from gemctl.run.files import LogTail
 
+RANK_LOOK = 0.1  # seconds between looks at what the ranks say
+FILE_SECONDS = 0.001  # for each file between looks at all: opening one costs a shared file system about that
+
 
 @dataclass
 class RankRecord:
@@ -79,23 +82,40 @@ class Records:
         self.agents = [AgentRecord(node, attempt.beat(node)) for node in range(claim.nodes)]
         self.ranks = [RankRecord(rank) for rank in range(len(self._rank_tails))]
         self.patience, self._heartbeat = claim.patience, claim.heartbeat
+        self._looked_at = {"agents": float("-inf"), "ranks": float("-inf")}
         self.created = time.monotonic()
         self.failed_at: float | None = None  # when the first agent that lost ranks had said so
         self.agent_error: str | None = None  # what failed first in an agent itself, and in which
         self.error_node = 0
 
     def update(self) -> None:
-        """Reads what is new."""
-        for agent, tail in zip(self.agents, self._agent_tails, strict=True):
-            for line in tail.new():
-                agent.sign = time.monotonic()
-                self._add_agent_line(agent, line)
+        """Reads what is new of all of them."""
+        self._looked_at = dict.fromkeys(self._looked_at, float("-inf"))
+        self.look()
+
+    def look(self) -> None:
+        """Reads what is new of those whose turn it is: agents often, for they say who has ended; ranks, which are many
+        and say where they are, every RANK_LOOK; of thousands of either one for each millisecond that has passed."""
+        if self._due("agents", len(self.agents), 0.0):
+            for agent, tail in zip(self.agents, self._agent_tails, strict=True):
+                for line in tail.new():
+                    agent.sign = time.monotonic()
+                    self._add_agent_line(agent, line)
+        if not self._due("ranks", len(self.ranks), RANK_LOOK):
+            return
         for record, tail in zip(self.ranks, self._rank_tails, strict=True):
             for line in tail.new():
                 record.add(line)
         # With nothing left to wait for, an agent has to say so: its beat alone is no sign then.
         if self.failed_at is not None or any(record.exit is None for record in self.ranks):
             self._watch_beats()
+
+    def _due(self, what: str, files: int, least: float) -> bool:
+        now = time.monotonic()
+        if now - self._looked_at[what] < max(least, files * FILE_SECONDS):
+            return False
+        self._looked_at[what] = now
+        return True
 
     def _watch_beats(self) -> None:
         for agent in self.agents:

@@ -230,14 +230,17 @@ class _Supervisor:
         stopping = False
         looked = time.monotonic()
         while True:
-            records.update()
+            records.look()
             self.follower.follow(attempt)
             if records.ended:
+                records.update()
                 return self._judge(attempt, records, None)
             if self.asked.at_once or self._kill_wanted(attempt):
                 return self._kill("killed", attempt, records)
             if not records.trained and self._stop_wanted(attempt):
-                return self._kill("stopped", attempt, records)  # nothing that a save could keep
+                records.update()
+                if not records.trained:
+                    return self._kill("stopped", attempt, records)  # nothing that a save could keep
             if self.asked.reason is not None and not stopping:
                 stopping = True
                 if not self._wrote(self._ask_ranks):
@@ -297,8 +300,8 @@ class _Supervisor:
 
     def _lost(self, records: Records) -> dict[int, str]:
         """Agents that ended before they had said what became of their ranks, or whose host is silent: node → how."""
-        ended = self.agents.ended()
-        records.update()
+        if ended := self.agents.ended():
+            records.update()  # what they said last
         silent = records.silent() if records.nodes > 1 else []
         lost = {agent.node: f"no sign of its agent for {records.patience:.0f} s" for agent in silent}
         return lost | {node: how for node, how in ended.items() if records.agents[node].well is None}

@@ -16,7 +16,7 @@ import traceback
 from typing import Any, Literal
 
 from gemctl.run.attempt import Attempt
-from gemctl.run.files import JsonLog, read_log
+from gemctl.run.files import JsonLog, last_line
 
 STAGES = ("start", "build", "load", "data", "step", "eval", "save", "close")
 Stage = Literal["start", "build", "load", "data", "step", "eval", "save", "close"]
@@ -65,15 +65,14 @@ def _failure(error: BaseException, stage: str, step: int | None) -> dict[str, An
 
 def finished(attempt: Attempt, rank: int) -> bool:
     """True if the rank has recorded that its work is done."""
-    lines = read_log(attempt.rank_log(rank))
-    return bool(lines) and lines[-1]["event"] == "finish"
+    line = last_line(attempt.rank_log(rank))
+    return line is not None and line["event"] == "finish"
 
 
 def fail_unrecorded(attempt: Attempt, rank: int, error: BaseException) -> None:
     """Records that `error` ended the rank, in the stage it was last in, unless it said so itself."""
-    lines = read_log(attempt.rank_log(rank))
-    if lines and lines[-1]["event"] == "fail":
+    last = last_line(attempt.rank_log(rank)) or {"event": "start", "stage": "start", "step": None}
+    if last["event"] == "fail":
         return
     log = JsonLog(attempt.rank_log(rank))
-    last: dict[str, Any] = lines[-1] if lines else {"stage": "start", "step": None}
     log.write(_failure(error, last["stage"], last["step"]), last=True)
