@@ -1,4 +1,4 @@
-"""A report as one self-contained HTML page: the terminal's sections, and the NE curve.
+"""A report, or two side by side, as one self-contained HTML page: the terminal's sections, and a report's NE curve.
 
 gemctl report RUN --html report.html
 """
@@ -7,7 +7,8 @@ import html
 from collections.abc import Iterator
 from typing import Any
 
-from gemctl.render.report import Section, sections
+from gemctl.render.report import Section, diff_sections, sections
+from gemctl.run.compare import Diff
 from gemctl.run.report import Report
 
 STYLE = """
@@ -23,11 +24,23 @@ p { color: #666; margin: .3rem 0 0; font-size: 13px; } h2 { margin: 1.8rem 0 .4r
 
 def report_html(value: Report) -> str:
     """The report as one HTML page without any outside file."""
-    title = f"{value.run['name']}/{value.run['run_id']}"
-    body = "".join(_html_section(section) for section in sections(value))
+    return _page(_title(value), sections(value), _chart(value))
+
+
+def diff_html(value: Diff) -> str:
+    """Two runs side by side, likewise."""
+    return _page(" and ".join(map(_title, value.runs)), diff_sections(value), "")
+
+
+def _title(value: Report) -> str:
+    return f"{value.run['name']}/{value.run['run_id']}"
+
+
+def _page(title: str, found: list[Section], chart: str) -> str:
+    body = "".join(_html_section(section) for section in found)
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
-        f"<style>{STYLE}</style></head><body><h1>{html.escape(title)}</h1>{body}{_chart(value)}</body></html>\n"
+        f"<style>{STYLE}</style></head><body><h1>{html.escape(title)}</h1>{body}{chart}</body></html>\n"
     )
 
 

@@ -11,7 +11,7 @@ import time
 from types import TracebackType
 from typing import IO, Any
 
-from gemctl.render.units import DASH, number, percent, rate
+from gemctl.render.units import number, percent, rate
 from gemctl.run.attempt import Attempt
 from gemctl.run.files import LogTail
 
@@ -38,6 +38,7 @@ class Progress:
         self._attempt: int | None = None
         self._metrics: LogTail | None = None
         self._stages: LogTail | None = None
+        self._ledger: LogTail | None = None
         self._train: list[dict[str, Any]] = []  # the last lines, for speed
         self._stage = "launching"
         self._looked = self._said = float("-inf")
@@ -87,15 +88,21 @@ class Progress:
         if not self._train:
             return f"{start}{self._stage}"
         last = self._train[-1]
-        parts = [f"{start}step {last['step']:,}/{self.steps:,}", *_measured(last), f"{_clock(self._left())} left"]
+        parts = [f"{start}step {last['step']:,}/{self.steps:,}", *_measured(last)]
+        if (left := self._left()) is not None:
+            parts.append(f"{_clock(left)} left")
         return "  ".join([*parts, self._stage] if self._stage not in {"training", "launching"} else parts)
 
     def _read(self, attempt: Attempt) -> None:
         if attempt.number != self._attempt:
             self._attempt, self._train, self._stage = attempt.number, [], "launching"
             self._metrics, self._stages = LogTail(attempt.metrics), LogTail(attempt.rank_log(0))
-        if self._metrics is None or self._stages is None:
+            self._ledger = LogTail(attempt.ledger)
+        if self._metrics is None or self._stages is None or self._ledger is None:
             return
+        for line in self._ledger.new():
+            if line["kind"] == "straggler":
+                self.note(straggler(line))
         self._train = [*self._train, *(line for line in self._metrics.new() if line["kind"] == "train")][-5:]
         for event in self._stages.new():
             self._stage = DOING.get(event["stage"], event["stage"])
@@ -136,6 +143,15 @@ class Progress:
         self._out.flush()
 
 
+def straggler(line: dict[str, Any]) -> str:
+    """Which rank the others wait for, in one line of text, from a line of ledger.jsonl."""
+    on = f" on {line['host']}" if line["host"] else ""
+    return (
+        f"rank {line['rank']}{on} takes {line['ratio']:.1f} × the others' time, most of it in {line['part']}: "
+        f"{line['share']:.0%} of all ranks' time is lost to it (step {line['step']:,})"
+    )
+
+
 def measured(line: dict[str, Any]) -> str:
     """A line of metrics.jsonl in one line of text."""
     step = f"step {line['step']:,}"
@@ -162,10 +178,8 @@ def _nes(line: dict[str, Any]) -> str:
     return ", ".join(f"{task} {number(quality['ne'])}" for task, quality in line["tasks"].items())
 
 
-def _clock(seconds: float | None) -> str:
+def _clock(seconds: float) -> str:
     """1:02:03, 2:03."""
-    if seconds is None:
-        return DASH
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

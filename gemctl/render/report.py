@@ -8,11 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from gemctl.render.units import DASH, binary, count, date, number, percent, rate, si
+from gemctl.render.units import DASH, binary, count, date, milliseconds, number, percent, rate, si
 from gemctl.run.compare import Diff
-from gemctl.run.report import Report
+from gemctl.run.report import AttemptReport, Report
 
-FIGURE = re.compile(r"[+−-]?\d[\d.,]*( ?[%\w]+)?$|–$")
+FIGURE = re.compile(r"(× |[+−-])?\d[\d.,]*( ?[%\w]+)?$|–$")
 
 
 @dataclass
@@ -42,8 +42,8 @@ def diff(value: Diff) -> Any:
 
 def sections(value: Report) -> list[Section]:
     """All that is shown of a report."""
-    found = [_identity(value), _quality(value), _throughput(value), _step(value), _waterfall(value), _first_step(value)]
-    found += [_attempts(value), _checkpoints(value), _memory(value), _traffic(value)]
+    found = [_identity(value), _quality(value), _throughput(value), _step(value), _waterfall(value), _stragglers(value)]
+    found += [_first_step(value), _attempts(value), _checkpoints(value), _memory(value), _traffic(value)]
     if value.notes:
         found.append(Section("Notes", [""], [[note] for note in value.notes]))
     return [section for section in found if section.rows]
@@ -63,9 +63,15 @@ def _identity(value: Report) -> Section:
         ["versions", versions],
         ["state", f"{value.outcome}, {value.step} of {value.steps or DASH} steps on {last.ranks} ranks"],
         *([["how it ended", value.conclusion]] if value.conclusion is not None else []),
+        ["steps not taken", _not_taken(value)],
         ["unknown ids", ", ".join(f"{table} {seen:,}" for table, seen in value.unknown_ids.items() if seen) or "none"],
     ]
     return Section("Run", ["", ""], rows)
+
+
+def _not_taken(value: Report) -> str:
+    counts = ((value.skipped, "loss not finite"), (value.spikes, "spike"), (len(value.passed_over), "passed over"))
+    return ", ".join(f"{count:,} {what}" for count, what in counts if count) or "none"
 
 
 def _quality(value: Report) -> Section:
@@ -107,12 +113,13 @@ def _throughput(value: Report) -> Section:
 
 def _step(value: Report) -> Section:
     shares = value.step_shares
-    rows = [[name, percent(share)] for name, share in shares.items()]
+    seconds = value.step_seconds | {"compute": sum(value.step_seconds.get(name, 0.0) for name in COMPUTE)}
+    rows = [[name, milliseconds(seconds.get(name)), percent(share)] for name, share in shares.items()]
     note = (
-        "Of the rank-seconds of the steps that throughput is about. compute: the dense part's forward and backward; "
-        "its share is the scaling ratio from the ledger. flag_wait: for slower ranks."
+        "Of the steps that throughput is about, means over steps and ranks. compute: the dense part's forward and "
+        "backward; its share is the scaling ratio from the ledger. flag_wait: for slower ranks."
     )
-    return Section("A step's time", ["part", "share"], rows, note, list(shares.values()))
+    return Section("A step's time", ["part", "ms", "share"], rows, note, list(shares.values()))
 
 
 def _waterfall(value: Report) -> Section:
@@ -120,8 +127,25 @@ def _waterfall(value: Report) -> Section:
     rows = [[name, f"{seconds:,.1f}", percent(seconds / total if total else None)]
             for name, seconds in value.waterfall.items()]  # fmt: skip
     bars = [seconds / total if total else 0.0 for seconds in value.waterfall.values()]
-    note = f"{total:,.0f} rank-seconds in all. flag_wait: from a rank's own arrival to the last one's."
+    note = (
+        f"{total:,.0f} rank-seconds in all. flag_wait: from a rank's own arrival to the last one's. lost_work: steps "
+        "that a later attempt did again. lost_at_failure: after an attempt's last line. recovery: from an attempt's "
+        "end to the next one's beginning; by attempt below."
+    )
     return Section("Where the time went", ["part", "rank-seconds", "share"], rows, note, bars)
+
+
+def _stragglers(value: Report) -> Section:
+    columns = ["rank", "host", "attempt", "named at step", "slow for steps", "× the others", "most of it in",
+               "rank-seconds lost", "of all in the steps"]  # fmt: skip
+    rows = [
+        [
+            str(one.rank), one.host or DASH, str(one.attempt), f"{one.first_step:,}", f"{one.steps:,}",
+            number(one.ratio, 1), one.part, f"{one.lost:,.1f}", percent(one.share),
+        ]
+        for one in value.stragglers
+    ]  # fmt: skip
+    return Section("Stragglers", columns, rows, "Ranks that the others waited for, and what that cost.")
 
 
 def _first_step(value: Report) -> Section:
@@ -134,15 +158,24 @@ def _first_step(value: Report) -> Section:
 
 
 def _attempts(value: Report) -> Section:
-    columns = ["attempt", "start", "seconds", "ranks", "from step", "to step", "done again", "outcome", "cause"]
+    columns = ["attempt", "start", "seconds", "ranks", "from step", "to step", "done again", "recovery (s)", "outcome",
+               "cause"]  # fmt: skip
     rows = [
         [
             str(a.number), date(a.start), f"{a.end - a.start:,.1f}" if a.end else DASH, str(a.ranks),
-            str(a.base_step), str(a.last_step), str(a.redone), a.outcome, a.cause or DASH,
+            str(a.base_step), str(a.last_step), str(a.redone), number(_recovered(a), 2), a.outcome, a.cause or DASH,
         ]
         for a in value.attempts
     ]  # fmt: skip
-    return Section("Attempts", columns, rows)
+    return Section(
+        "Attempts", columns, rows, "recovery: from the end of the attempt before to the end of a first step."
+    )
+
+
+def _recovered(attempt: AttemptReport) -> float | None:
+    if attempt.recovery_s is None or attempt.first_step_s is None:
+        return None
+    return attempt.recovery_s + attempt.first_step_s
 
 
 def _checkpoints(value: Report) -> Section:
@@ -150,7 +183,13 @@ def _checkpoints(value: Report) -> Section:
         [c.name, str(c.step), binary(c.bytes), number(c.stalled, 3), number(c.saved_in, 1), c.state]
         for c in value.checkpoints
     ]
-    return Section("Checkpoints", ["checkpoint", "step", "size", "stall (s)", "saved in (s)", "state"], rows)
+    s = value.saves
+    failed = f", {s.failed} tries failed" if s.failed else ""
+    note = (
+        f"{s.saved} saves{failed}. Stall of the first, which also gets the memory for all: {number(s.first_stall, 3)} "
+        f"s; of the later ones: {number(s.stall, 3)} s (median); at most {number(s.most, 3)} s."
+    )
+    return Section("Checkpoints", ["checkpoint", "step", "size", "stall (s)", "saved in (s)", "state"], rows, note)
 
 
 def _memory(value: Report) -> Section:
@@ -182,11 +221,14 @@ def _traffic(value: Report) -> Section:
     return Section("Traffic", columns, rows, note)
 
 
+COMPUTE = ("dense_forward", "dense_backward")
+FACTORS = {"ranks": rate, "peak of one rank (FLOP/s)": si, "FLOPs per example": si, "local MFU": percent,
+           "scaling ratio": number, "effective MFU": percent, "examples/s": rate}  # fmt: skip
 QUALITY = (("ne", "NE", number), ("auc", "AUC", number), ("best_ne", "best possible NE", number),
            ("gap_closed", "gap closed", percent))  # fmt: skip
 SPEED = (("examples_per_s", "examples/s", rate), ("flops_per_example", "FLOPs per example", si),
-         ("effective_mfu", "effective MFU", percent), ("local_mfu", "local MFU", percent),
-         ("scaling_ratio", "scaling ratio", number),
+         ("rank_peak", "peak of one rank (FLOP/s)", si), ("effective_mfu", "effective MFU", percent),
+         ("local_mfu", "local MFU", percent), ("scaling_ratio", "scaling ratio, effective / local MFU", number),
          ("ledger_ratio", "scaling ratio, from the ledger", number))  # fmt: skip
 
 
@@ -208,12 +250,31 @@ def diff_sections(value: Diff) -> list[Section]:
         for name in dict.fromkeys([*shares[0], *shares[1]])
     ]
     columns = ["", *names, "second − first"]
-    return [
+    found = [
         Section("Settings that differ", ["key", *names], [[s.key, s.first, s.second] for s in value.settings]),
         Section("Quality", columns, quality),
         Section("Throughput", columns, speed),
+        _factors(value, names),
+        _parts(value, columns),
         Section("Share of the rank-seconds", columns, times),
     ]
+    return [section for section in found if section.rows]
+
+
+def _factors(value: Diff, names: list[str]) -> Section:
+    rows = [[f.name, FACTORS[f.name](f.first), FACTORS[f.name](f.second), f"× {f.changes:.3f}"] for f in value.factors]
+    note = (
+        "examples/s = ranks × peak of one rank × local MFU × scaling ratio / FLOPs per example: what each changes "
+        "multiplies to the last row. Model and data make the FLOPs per example, the layers' shapes and "
+        "kernels local MFU, the system around them the scaling ratio. Without local MFU (gemctl bench layers) "
+        "effective MFU stands for the two."
+    )
+    return Section("Why the speed differs", ["factor", *names, "changes examples/s"], rows, note)
+
+
+def _parts(value: Diff, columns: list[str]) -> Section:
+    rows = [_pair(name, first, second, milliseconds) for name, (first, second, _) in value.parts.items()]
+    return Section("Milliseconds of a step, by part", columns, rows, "Means over steps and ranks.")
 
 
 def _shares(report: Report) -> dict[str, float]:
@@ -229,9 +290,10 @@ def _delta(first: float | None, second: float | None, shown: Callable[[float | N
     if first is None or second is None:
         return DASH
     difference = second - first
-    if shown is percent:
-        return f"{100 * difference:+.1f} points".replace("-", "−")
-    return ("+" if difference >= 0 else "−") + shown(abs(difference))
+    text = f"{abs(100 * difference):.1f} points" if shown is percent else shown(abs(difference))
+    if not re.search("[1-9]", text):
+        return text  # what is nothing as shown has no sign
+    return ("+" if difference >= 0 else "−") + text
 
 
 def rich(found: list[Section]) -> Any:

@@ -13,6 +13,10 @@ def percent(value: float | None) -> str:
     return DASH if value is None else f"{100 * value:.1f}%"
 
 
+def milliseconds(seconds: float | None) -> str:
+    return DASH if seconds is None else f"{1000 * seconds:,.2f}"
+
+
 def count(value: float | None) -> str:
     return DASH if value is None else f"{int(value):,}"
 

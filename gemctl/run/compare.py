@@ -22,11 +22,26 @@ class Setting:
 
 
 @dataclass
+class Factor:
+    """Something that makes examples/s, in both runs; `changes`: by which factor it changes them in the second."""
+
+    name: str
+    first: float
+    second: float
+    changes: float
+
+
+@dataclass
 class Diff:
-    """Two runs' reports, and the settings in which their last attempts differ."""
+    """Two runs' reports, the settings in which their last attempts differ, and what their speeds differ by: the factors
+    of examples/s, which come last and are the product of the others; none where a run has no speed. `parts`: seconds
+    of a step by part, in the first, the second, and their difference.
+    """
 
     runs: list[Report]
     settings: list[Setting]
+    factors: list[Factor]
+    parts: dict[str, tuple[float, float, float]]
 
 
 def compare(first: RunDir, second: RunDir) -> Diff:
@@ -34,7 +49,37 @@ def compare(first: RunDir, second: RunDir) -> Diff:
     flat = [_settings(run) for run in (first, second)]
     keys = [key for key in dict.fromkeys([*flat[0], *flat[1]]) if flat[0].get(key) != flat[1].get(key)]
     settings = [Setting(key, flat[0].get(key, ""), flat[1].get(key, "")) for key in keys]
-    return Diff([build(first), build(second)], settings)
+    reports = [build(first), build(second)]
+    return Diff(reports, settings, _factors(*reports), _parts(*(report.step_seconds for report in reports)))
+
+
+def _factors(first: Report, second: Report) -> list[Factor]:
+    """examples/s = ranks × peak of one rank × local MFU × scaling ratio / FLOPs per example, an identity."""
+    known = all(report.throughput.scaling_ratio is not None for report in (first, second))
+    values = [_made_of(report, split=known) for report in (first, second)]
+    if any(value is None or not value for one in values for value in one.values()):
+        return []
+    found = []
+    for name in values[0]:
+        a, b = (float(one[name] or 0) for one in values)
+        found.append(Factor(name, a, b, a / b if name == "FLOPs per example" else b / a))
+    return found
+
+
+def _made_of(report: Report, split: bool) -> dict[str, float | None]:
+    t = report.throughput
+    mfu = {"local MFU": t.local_mfu, "scaling ratio": t.scaling_ratio} if split else {"effective MFU": t.effective_mfu}
+    ranks = {"ranks": float(report.attempts[-1].ranks), "peak of one rank (FLOP/s)": t.rank_peak}
+    return {"FLOPs per example": t.flops_per_example, **mfu, **ranks, "examples/s": t.examples_per_s}
+
+
+def _parts(first: dict[str, float], second: dict[str, float]) -> dict[str, tuple[float, float, float]]:
+    """A part that one of the two does not have took no time there."""
+    if not first or not second:
+        return {}
+    pairs = {name: (first.get(name, 0.0), second.get(name, 0.0)) for name in dict.fromkeys([*first, *second])}
+    pairs["a step"] = (sum(first.values()), sum(second.values()))
+    return {name: (a, b, b - a) for name, (a, b) in pairs.items()}
 
 
 def _settings(run: RunDir) -> dict[str, str]:

@@ -13,11 +13,12 @@ activations, FSDP's copies, ranks or other programs that take each other's cores
 """
 
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from gemctl.config.schema import Config
 from gemctl.errors import InputError
-from gemctl.run.journal import STARTUP, Journal
+from gemctl.run.journal import STARTUP, Journal, Line
 from gemctl.run.measured import AGREEMENT, Layers, cached
 
 COMPUTE = ("dense_forward", "dense_backward")
@@ -26,13 +27,15 @@ ASIDE = (*STARTUP, "peak", "eval")  # not of the steps' time, as in metrics.json
 
 @dataclass
 class Efficiency:
-    """`shares`: of the steps' rank-seconds, by part, largest first; compute is one part."""
+    """`shares`: of the steps' rank-seconds, by part, largest first; compute is one part. `seconds`: of one step, mean
+    over steps and ranks, by part, compute in two."""
 
     effective_mfu: float | None = None
     local_mfu: float | None = None  # None: the layers were not measured
     scaling_ratio: float | None = None  # by division
     ledger_ratio: float | None = None
     shares: dict[str, float] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
 
@@ -40,15 +43,14 @@ def efficiency(journals: list[Journal], config: Config | None) -> Efficiency:
     """Of the steps that counted and ran on as many ranks as the last attempt, whose configuration is `config`."""
     found, seconds, flops, available = Efficiency(), 0.0, 0.0, 0.0
     parts: dict[str, float] = defaultdict(float)
-    others = 0
+    others = steps = 0
     for journal in journals:
         ledgers = {line["time"]: line for line in journal.ledger}
-        for line in journal.metrics:
-            if line["kind"] != "train" or line["step"] > journal.limit or not line["examples"]:
-                continue
+        for line, count in _timed(journal):
             if line["ranks"] != journals[-1].ranks or line["time"] not in ledgers:
                 others += 1
                 continue
+            steps += count
             seconds += line["seconds"]
             flops += line["flops"]
             available += (line["peak"] or 0.0) * line["seconds"]
@@ -56,15 +58,27 @@ def efficiency(journals: list[Journal], config: Config | None) -> Efficiency:
                 parts[name] += mean
     if not seconds:
         return found
-    compute = sum(parts.pop(name, 0.0) for name in COMPUTE)
-    rest = sorted(((name, own) for name, own in parts.items() if name not in ASIDE and own > 0), key=lambda x: -x[1])
-    found.shares = {name: own / seconds for name, own in [("compute", compute), *rest]}
+    own = {name: spent for name, spent in parts.items() if name not in ASIDE and spent > 0}
+    found.seconds = {name: spent / steps for name, spent in sorted(own.items(), key=lambda x: -x[1])} if steps else {}
+    compute = sum(own.pop(name, 0.0) for name in COMPUTE)
+    rest = sorted(own.items(), key=lambda x: -x[1])
+    found.shares = {name: spent / seconds for name, spent in [("compute", compute), *rest]}
     found.ledger_ratio = compute / seconds
     found.effective_mfu = flops / available if available else None
     if others:
         found.notes.append(f"{others} intervals on another number of ranks do not count for the scaling ratio")
     _compare(found, config)
     return found
+
+
+def _timed(journal: Journal) -> Iterator[tuple[Line, int]]:
+    """The training intervals that count, and the steps whose time is in each: not the attempt's first one's."""
+    before = journal.base_step() + 1
+    for line in journal.metrics:
+        if line["kind"] == "train" and line["step"] <= journal.limit:
+            if line["examples"]:
+                yield line, line["step"] - before
+            before = line["step"]
 
 
 def _compare(found: Efficiency, config: Config | None) -> None:

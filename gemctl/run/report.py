@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from gemctl.config.schema import Config
@@ -21,12 +22,17 @@ from gemctl.run.efficiency import Efficiency, efficiency
 from gemctl.run.files import read_json, read_log
 from gemctl.run.journal import LAUNCH, STARTUP, Journal, Line, read_journals
 from gemctl.run.manifest import Checkpoint, checkpoints, verify
+from gemctl.run.rollback import rolled_back
 from gemctl.run.traffic import TrafficReport, traffic
+from gemctl.run.waiting import StragglerReport, stragglers
 
 
 @dataclass
 class AttemptReport:
-    """One attempt. `redone`: steps that a later attempt did again. Times are seconds since the epoch."""
+    """One attempt. `redone`: steps that a later attempt did again. Times are seconds since the epoch.
+
+    Its recovery, where it followed by itself, is `recovery_s` + `first_step_s`.
+    """
 
     number: int
     start: float
@@ -40,6 +46,8 @@ class AttemptReport:
     redone: int
     first_step_s: float | None  # from the claim to the end of the first step
     recovery_s: float | None  # from the end of the attempt before, if the same supervisor made both
+    passed_over: list[int]  # steps whose batches it did not look at, as earlier attempts had rolled back from them
+    rolled_back: str | None  # why it gave up its steps since its last checkpoint
 
 
 @dataclass
@@ -53,6 +61,18 @@ class CheckpointReport:
     state: str
     stalled: float | None
     saved_in: float | None
+
+
+@dataclass
+class SavesReport:
+    """All saves of the run; seconds that training was stalled. `first_stall`: of the last attempt's first, which also
+    gets its memory; `stall`: the later ones' median; `most`: of all. `failed`: tries that the storage refused."""
+
+    saved: int
+    failed: int
+    first_stall: float | None
+    stall: float | None
+    most: float | None
 
 
 @dataclass
@@ -81,8 +101,9 @@ class Memory:
 @dataclass
 class Report:
     """`conclusion`: how it ended, unless it has finished or goes on; `step_shares`: of the steps' rank-seconds, by
-    part; `waterfall`: rank-seconds by part over all attempts; `unaccounted`: the share of them that no clock covers;
-    `first_step`: seconds by stage of the last attempt; `curve`: the lines of metrics.jsonl that counted, in order."""
+    part; `step_seconds`: of one step, mean over steps and ranks, by part; `waterfall`: rank-seconds by part over all
+    attempts; `unaccounted`: the share of them that no clock covers; `first_step`: seconds by stage of the last attempt;
+    `stragglers`: those that cost most first; `curve`: the lines of metrics.jsonl that counted, in order."""
 
     run: dict[str, Any]
     path: str
@@ -95,10 +116,13 @@ class Report:
     tasks_from: str  # "evaluation" or "training"
     throughput: Throughput
     step_shares: dict[str, float]
+    step_seconds: dict[str, float]
     waterfall: dict[str, float]
     unaccounted: float | None
     first_step: dict[str, float]
     checkpoints: list[CheckpointReport]
+    saves: SavesReport
+    stragglers: list[StragglerReport]
     attempts: list[AttemptReport]
     memory: Memory
     traffic: list[TrafficReport]  # of the last attempt
@@ -136,10 +160,13 @@ def build(run: RunDir) -> Report:
         tasks_from="evaluation" if evaluations else "training",
         throughput=_throughput(train, found),
         step_shares=found.shares,
+        step_seconds=found.seconds,
         waterfall=waterfall,
         unaccounted=waterfall["unaccounted"] / total if total else None,
         first_step=journals[-1].startup(),
         checkpoints=_checkpoints(run),
+        saves=_saves(journals),
+        stragglers=stragglers(journals),
         attempts=attempts,
         memory=_memory(journals[-1]),
         traffic=traffic(journals[-1]),
@@ -158,6 +185,7 @@ def _attempts(journals: list[Journal]) -> list[AttemptReport]:
     reports: list[AttemptReport] = []
     before: tuple[tuple[str, int], float | None] | None = None
     for journal in journals:
+        back = rolled_back(journal.attempt)
         claim, end = journal.attempt.claim(), journal.attempt.end()
         last = max((line["step"] for line in journal.metrics), default=journal.base_step())
         redone = int(last - max(journal.limit, journal.base_step())) if journal.limit < last else 0
@@ -176,6 +204,8 @@ def _attempts(journals: list[Journal]) -> list[AttemptReport]:
                 redone=redone,
                 first_step_s=sum(journal.startup().values()) or None,
                 recovery_s=recovery,
+                passed_over=journal.base().passed_over,
+                rolled_back=back.text() if back else None,
             )
         )
         before = ((claim.host, claim.pid), end["time"] if end else None)
@@ -261,6 +291,20 @@ def _save(run: RunDir, checkpoint: Checkpoint) -> Line:
     return saved[-1] if saved else {}
 
 
+def _saves(journals: list[Journal]) -> SavesReport:
+    lines = [read_log(journal.attempt.saves) for journal in journals]
+    saved = [[line["stall"] for line in of if line["event"] == "saved"] for of in lines]
+    first = [stalls[0] for stalls in saved if stalls]
+    later = [stall for stalls in saved for stall in stalls[1:]]
+    return SavesReport(
+        saved=len(first) + len(later),
+        failed=sum("fault" in line for of in lines for line in of),
+        first_stall=first[-1] if first else None,
+        stall=median(later) if later else None,
+        most=max([*first, *later], default=None),
+    )
+
+
 def _state_notes(run: RunDir) -> list[str]:
     """What each attempt loaded, and which saves failed."""
     notes = []
@@ -319,6 +363,11 @@ def _notes(report: Report) -> list[str]:
         notes.append("no evaluation was made: the figures are of the last training interval")
     if report.skipped:
         notes.append(f"{report.skipped} steps were skipped, as their loss was not finite")
+    if report.spikes:
+        notes.append(f"{report.spikes} steps were skipped, as their loss was a spike (train.spike)")
+    if report.passed_over:
+        steps = ", ".join(map(str, report.passed_over))
+        notes.append(f"the batches of steps {steps} (from 0) were passed over, as their gradients were not finite")
     if report.unaccounted is not None and report.unaccounted > 0.05:
         notes.append(f"{report.unaccounted:.1%} of the time is unaccounted, more than the 5% that may be")
     return notes
