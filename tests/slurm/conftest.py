@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.slurm.cluster import Cluster, missing
-from tests.slurm.desk import Desk
+from tests.slurm.desk import STEPS, Desk, Saved
 
 
 @pytest.fixture(scope="session")
@@ -25,3 +25,12 @@ def shared_desk() -> Iterator[Desk]:
 def desk(shared_desk: Desk) -> Desk:
     shared_desk.cluster.heal()
     return shared_desk
+
+
+@pytest.fixture(scope="session")
+def undisturbed(shared_desk: Desk) -> Saved:
+    """What a run of STEPS steps on two hosts of two ranks has in the end."""
+    shared_desk.cluster.heal()
+    run = shared_desk.train(f"train.steps={STEPS}")
+    assert shared_desk.ended(run, 1)["outcome"] == "finished"
+    return run.saved()

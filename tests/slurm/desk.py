@@ -34,12 +34,9 @@ JOB = [
     "launcher.slurm.exclusive=true",
 ]
 BEGUN = 90.0  # seconds for a job's ranks to be at work
+STEPS = 40  # of a run that is compared with an undisturbed one
+Saved = tuple[int, dict[str, str | None]]  # step of a checkpoint; object → hash of its content
 GEMCTL = (sys.executable, "-m", "gemctl")
-
-
-def words(*own: str) -> list[str]:
-    """The tiny job's settings, with a test's own in their places."""
-    return list({word.partition("=")[0]: word for word in (*JOB, *own)}.values())
 
 
 @dataclass(frozen=True)
@@ -60,7 +57,11 @@ class Command:
     def __init__(self, popen: "subprocess.Popen[str]") -> None:
         self._popen = popen
 
-    def done(self, seconds: float = 120) -> Done:
+    @property
+    def runs(self) -> bool:
+        return self._popen.poll() is None
+
+    def done(self, seconds: float = 180) -> Done:
         """Waits for its end."""
         out, told = self._popen.communicate(timeout=seconds)
         return Done(self._popen.returncode, out, told)
@@ -75,6 +76,10 @@ class Watched:
     @property
     def id(self) -> str:
         return self.dir.run_id
+
+    @property
+    def submitted(self) -> bool:
+        return (self.dir.submissions / "1" / "submitted.json").exists()
 
     def job(self, submission: int = 1) -> str:
         """SLURM's number for it."""
@@ -101,7 +106,7 @@ class Watched:
         """Hosts of an attempt in the order of its mesh."""
         return [host["name"] for host in json.loads(self.attempt(number).mesh.read_text())["hosts"]]
 
-    def saved(self) -> tuple[int, dict[str, str | None]]:
+    def saved(self) -> Saved:
         """Step and content of the newest checkpoint: object → hash."""
         checkpoint, refused = newest_verified(self.dir)
         assert checkpoint is not None and refused == []
@@ -119,6 +124,15 @@ class Desk:
         done = self.gemctl("data", "synth", "log", *LOG)
         assert done.code == 0, done.told
 
+    @staticmethod
+    def words(*own: str) -> list[str]:
+        """The tiny job's settings, with a test's own in their places."""
+        return list({word.partition("=")[0]: word for word in (*JOB, *own)}.values())
+
+    @staticmethod
+    def now() -> float:
+        return time.time()
+
     def gemctl(self, *words: str, inject: str = "") -> Done:
         """Runs a command to its end."""
         return self.start(*words, inject=inject).done(CALL)
@@ -129,9 +143,17 @@ class Desk:
 
     def train(self, *own: str, inject: str = "") -> Watched:
         """Submits the tiny job, detached."""
-        done = self.gemctl("train", *words(*own), "--detach", inject=inject)
+        done = self.gemctl("train", *self.words(*own), "--detach", inject=inject)
         assert done.code == 0, done.told
         return self.newest()
+
+    def submitted(self, command: Command) -> Watched:
+        """The run that a command in the foreground has just submitted."""
+        before = len(self.runs())
+        wait_for(lambda: len(self.runs()) > before or not command.runs, CALL, "a new run")
+        run = self.newest()
+        wait_for(lambda: run.submitted or not command.runs, CALL, "its job")
+        return run
 
     def newest(self) -> Watched:
         return self.runs()[-1]
@@ -160,11 +182,3 @@ class Desk:
         """Waits until the job has been queued again, and has it start now: SLURM 22.05 waits for two minutes."""
         self.job_ended(job, "PENDING", seconds)
         self.cluster.must("scontrol", "update", f"JobId={job}", "StartTime=now")
-
-
-def seconds_between(first: dict[str, Any], second: dict[str, Any]) -> float:
-    return float(second["time"] - first["time"])
-
-
-def now() -> float:
-    return time.time()

@@ -8,14 +8,14 @@ import pytest
 
 from gemctl.mesh.groups import Mesh, groups
 from tests.slurm.cluster import Cluster, missing
-from tests.slurm.desk import Desk, words
+from tests.slurm.desk import Desk
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 def submit_to_report(desk: Desk) -> None:
     """Two hosts of two ranks, in the foreground; then all that a user asks of a run."""
-    done = desk.start("train", *words("train.steps=12", "data.eval=log/eval.parquet")).done()
+    done = desk.start("train", *desk.words("train.steps=12", "data.eval=log/eval.parquet")).done()
     assert done.code == 0, done.told
     assert "step 12/12" in done.told
     run = desk.newest()
