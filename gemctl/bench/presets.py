@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from gemctl.bench.quality import gemctl, show
+from gemctl.bench.quality import gemctl, main
 from gemctl.render.report import Section
 from gemctl.render.units import number
 
@@ -64,4 +64,4 @@ def _spread(qualities: list[dict[str, Any]]) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(show(lambda: sections(compare(sys.argv[1:]))))
+    sys.exit(main(__doc__ or "", lambda words: sections(compare(words))))

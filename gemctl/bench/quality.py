@@ -94,10 +94,14 @@ def show(make: Callable[[], list[Section]]) -> int:
     return 0
 
 
-def main(overrides: list[str]) -> int:
-    """Shows the ladder."""
-    return show(lambda: sections(climb(overrides)))
+def main(doc: str, make: Callable[[list[str]], list[Section]]) -> int:
+    """A command line of KEY=VALUE words, for which `make` trains; --help shows `doc`."""
+    words = sys.argv[1:]
+    if {"-h", "--help"} & set(words):
+        sys.stdout.write(doc)
+        return 0
+    return show(lambda: make(words))
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(__doc__ or "", lambda words: sections(climb(words))))

@@ -84,7 +84,8 @@ def needs(objects: list[MemoryObject], topology: Topology, config: Config, memor
     hosts = ranks.reshape(-1, topology.ranks_per_node).sum(axis=1) + HOST_RESERVE
     shared = memory.shared_by > 1
     worst = int(hosts.argmax())
-    pool = f"this machine ({memory.shared_by} hosts' ranks)" if shared else f"host{worst}"
+    whose = f"this machine ({memory.shared_by} hosts' ranks, as cluster.memory_gb, a host's memory, is not set)"
+    pool = whose if shared else f"host{worst}"
     found = [Need(pool, int(hosts.sum() if shared else hosts[worst]), memory.host)]
     if cuda:
         found.append(Need("the fullest GPU", int(totals(objects, topology, DEVICE).max()), memory.gpu))

@@ -103,7 +103,8 @@ def _notes(value: Plan) -> Text:
     lines.append(f"compute: {example}FLOP an example, {step}FLOP a step; step time and MFU: {DASH} until measured")
     for need in value.fit.needs:
         usable = None if need.available is None else int(USABLE * need.available)
-        verdict = {True: "fits", False: "DOES NOT FIT", None: "unknown: set cluster.gpu"}[need.fits]
+        unknown = f"unknown: set cluster.{'gpu' if 'GPU' in need.pool else 'memory_gb'}"
+        verdict = {True: "fits", False: "DOES NOT FIT", None: unknown}[need.fits]
         lines.append(f"{need.pool}: {binary(need.needed)} of {binary(usable)} usable: {verdict}")
     if value.fit.message:
         lines.append(value.fit.message)

@@ -56,4 +56,11 @@ def test_a_failed_command_ends_the_ladder(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("gemctl.bench.quality.subprocess.run", fail)
     with pytest.raises(subprocess.CalledProcessError):
         quality.climb([])
-    assert quality.main([]) == 1
+    monkeypatch.setattr("sys.argv", ["quality"])
+    assert quality.main("", lambda words: quality.sections(quality.climb(words))) == 1
+
+
+def test_help_trains_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.argv", ["quality", "--help"])
+    assert quality.main("what it is\n", lambda words: 1 / 0) == 0  # type: ignore[arg-type, return-value]
+    assert capsys.readouterr().out == "what it is\n"
