@@ -22,11 +22,15 @@ USABLE = 0.9
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes wanted of one pool of memory ("host0's memory", "a GPU's memory") and what it has; None: unknown."""
+    """Bytes wanted of one pool of memory ("host0's memory", "a GPU's memory") and what it has; None: unknown.
+
+    `note`: why it is this pool.
+    """
 
     pool: str
     needed: int
     available: int | None
+    note: str = ""
 
     @property
     def fits(self) -> bool | None:
@@ -84,9 +88,9 @@ def needs(objects: list[MemoryObject], topology: Topology, config: Config, memor
     hosts = ranks.reshape(-1, topology.ranks_per_node).sum(axis=1) + HOST_RESERVE
     shared = memory.shared_by > 1
     worst = int(hosts.argmax())
-    whose = f"this machine ({memory.shared_by} hosts' ranks, as cluster.memory_gb, a host's memory, is not set)"
-    pool = whose if shared else f"host{worst}"
-    found = [Need(pool, int(hosts.sum() if shared else hosts[worst]), memory.host)]
+    pool = f"this machine ({memory.shared_by} hosts' ranks)" if shared else f"host{worst}"
+    note = "all hosts' ranks, as cluster.memory_gb, a host's memory, is not set" if shared else ""
+    found = [Need(pool, int(hosts.sum() if shared else hosts[worst]), memory.host, note)]
     if cuda:
         found.append(Need("the fullest GPU", int(totals(objects, topology, DEVICE).max()), memory.gpu))
     return found

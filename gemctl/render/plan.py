@@ -106,6 +106,7 @@ def _notes(value: Plan) -> Text:
         unknown = f"unknown: set cluster.{'gpu' if 'GPU' in need.pool else 'memory_gb'}"
         verdict = {True: "fits", False: "DOES NOT FIT", None: unknown}[need.fits]
         lines.append(f"{need.pool}: {binary(need.needed)} of {binary(usable)} usable: {verdict}")
+        lines += [need.note] if need.note else []
     if value.fit.message:
         lines.append(value.fit.message)
     return Text("\n".join(lines))

@@ -115,6 +115,7 @@ def test_plans_of_up_to_a_million_ranks_take_seconds(nodes: int, replicas: int, 
     text = screen(plan)
     assert time.process_time() - start < seconds
     assert plan.topology.world_size == nodes * 64 and plan.fits is False and "DOES NOT FIT" in text
+    assert "as cluster.memory_gb, a host's memory, is not set" in text
     assert sum(found.ranks for found in plan.classes.listed) == nodes * 64 or plan.classes.count > 16
 
 
