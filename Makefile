@@ -1,5 +1,6 @@
 # make train   set up everything, run the main job on the embedded data set, end with a report and a checkpoint
 # make test    set up everything, run all tests but the slow ones
+# make chaos   220 seeded faults in real runs; SEED=17 plays one again, SEED=100 COUNT=50 plays fifty others
 #
 # TORCH=cpu (default) takes torch's CPU build from the configured pip index or, if that has none, from TORCH_INDEX.
 # TORCH=cuda takes the CUDA build and its constraints.
@@ -15,7 +16,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq -c $(CONSTRA
 SOURCES := pyproject.toml $(CONSTRAINTS)
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup train test test-slow lint types bench-quality docs clean
+.PHONY: setup train test test-slow chaos lint types bench-quality docs clean
 
 setup: $(VENV)/.installed
 
@@ -53,6 +54,9 @@ test: $(VENV)/.installed-test
 
 test-slow: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m slow tests
+
+chaos: $(VENV)/.installed-test
+	@$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED)) $(if $(COUNT),--count $(COUNT))
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .

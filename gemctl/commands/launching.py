@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gemctl.config.schema import Config, DataConfig
     from gemctl.plan.build import Plan
     from gemctl.recover.supervisor import Agents
-    from gemctl.run.attempt import Base
+    from gemctl.run.attempt import Attempt, Base
     from gemctl.run.directory import RunDir
     from gemctl.run.submission import Detached, Job, Submission
 
@@ -105,9 +105,16 @@ def submitted(run: "RunDir", config: "Config", plan: "Plan", base: "Base | None"
 
 
 def launch(
-    run: "RunDir", config: "Config", plan: "Plan", detach: bool, base: "Base | None" = None
+    run: "RunDir",
+    config: "Config",
+    plan: "Plan",
+    detach: bool,
+    base: "Base | None" = None,
+    last: "Attempt | None" = None,
 ) -> "Detached | None":
     """Submits the run and follows it to its end, which is raised unless it is a good one; with `detach`, to its start.
+
+    `last`: the run's last attempt, which the caller knows to be dead.
 
     Raises as gemctl.commands.supervise.supervise does; GemctlError if it does not start.
     """
@@ -119,7 +126,7 @@ def launch(
     launcher = launcher_of(config.launcher.kind)
     if launcher.IN_PROCESS and not detach:
         submission.write_process(os.getpid())
-        supervise(run, submission)
+        supervise(run, submission, last)
         return None
     launcher.start(run, submission, config)
     if detach:

@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> Any:
     if not args.json:
         show(ahead)
     base = Base(ahead.checkpoint, ahead.step) if ahead.checkpoint is not None else None
-    return launch(target, config, plan, args.detach, base) or build(target)
+    return launch(target, config, plan, args.detach, base, last) or build(target)
 
 
 def _asked_for(run: "RunDir") -> Path:

@@ -40,14 +40,15 @@ def run(args: argparse.Namespace) -> None:
     last = target.last_attempt()
     if last is not None and not launcher_of(wanted.kind).takes_over(wanted):
         refuse_living(target, last)
-    supervise(target, wanted)
+    supervise(target, wanted, last)
 
 
-def supervise(run: "RunDir", submission: "Submission") -> None:
+def supervise(run: "RunDir", submission: "Submission", last: "Attempt | None") -> None:
     """Runs the submission's attempts in this process, with progress on stderr, from where they stand.
 
-    The last attempt is known to be dead. Returns at once if it has ended as it was asked to. Raises InputError where a
-    newer submission has the run; RunFailed with the root cause; Interrupted with the command that goes on, or
+    `last`: the run's last attempt, which the caller knows to be dead. Returns at once if it has ended as it was asked
+    to. Raises InputError where a newer submission has the run, or another process has begun an attempt after `last`;
+    RunFailed with the root cause; Interrupted with the command that goes on, or
     TooFewHosts, unless a scheduler brings this process back.
     """
     from gemctl.commands.launching import launcher_of
@@ -58,7 +59,6 @@ def supervise(run: "RunDir", submission: "Submission") -> None:
     from gemctl.run.requests import filed
 
     _refuse_overtaken(run, submission)
-    last = run.last_attempt()
     unseen = _unseen(submission, last)
     looked = unseen + len(filed(run, unseen))
     if (reason := _nothing_to_do(run, submission, last, unseen)) is not None:

@@ -1,0 +1,118 @@
+"""What the tests of the suite run in a forked process: outcomes of seeds, and cases in which something is wrong."""
+
+import functools
+import importlib
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from gemctl.run.manifest import checkpoints
+from tests.chaos import commands, suite
+from tests.chaos.layouts import STEPS
+from tests.chaos.oracle import judge
+from tests.chaos.play import play
+from tests.chaos.processes import Case
+from tests.chaos.scenario import Command, Deed, Plant, Scenario, When
+
+
+def references(root: Path) -> None:
+    commands.preload()
+    suite.make_references(root)
+
+
+def outcomes(root: Path, seeds: list[int]) -> list[suite.Outcome]:
+    return list(suite.play_all(root, seeds))
+
+
+def objections(root: Path) -> dict[str, list[str]]:
+    """What is wrong → what the suite says of it."""
+    commands.preload()
+    found = suite.make_references(root)
+    calls = {name: functools.partial(_objections, root, name, wrong, found) for name, wrong in WRONG.items()}
+    return dict(suite.in_forks(calls, suite.LANES))
+
+
+def _nothing(case: Any = None) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class _Wrong:
+    """`before`: done to this process and all its forks; `after`: to what the case has left."""
+
+    command: Command
+    before: Callable[[], None] = _nothing
+    after: Callable[[Case], None] = _nothing
+    step: int = STEPS  # of the reference
+
+
+def _objections(root: Path, name: str, wrong: _Wrong, found: dict[str, Path]) -> list[str]:
+    wrong.before()
+    scenario = Scenario(0, name, 3, (wrong.command,))
+    case = play(scenario, root / "wrong" / name.replace(" ", "-"), root / suite.CONFIG)
+    wrong.after(case)
+    expected = found["two"].with_name(f"step_{wrong.step}.a1")
+    return judge(case, scenario, {"two": expected})
+
+
+def _patch(module: str, name: str, value: Any) -> None:
+    patch.object(importlib.import_module(module), name, value).start()
+
+
+def _spoil_load() -> None:
+    """What is loaded is not quite what was saved."""
+    load = importlib.import_module("gemctl.worker").load
+
+    def nearly(folder: Path, state: dict[str, Any], *rest: Any) -> Any:
+        manifest = load(folder, state, *rest)
+        key = next(key for key in state if key.endswith("exp_avg"))
+        state[key].to_local().mul_(1 + 1e-6)
+        return manifest
+
+    _patch("gemctl.worker", "load", nearly)
+
+
+def _keep_orphans() -> None:
+    _patch("gemctl.run.process", "die_with_parent", lambda parent: None)
+    _patch("tests.chaos.processes", "ORPHAN_SECONDS", 1.0)
+
+
+def _delete_one(case: Case) -> None:
+    assert case.run is not None
+    shutil.rmtree(next(one.path for one in checkpoints(case.run) if one.step == STEPS - 2))
+
+
+def _pass_over() -> None:
+    def older(run: Any) -> Any:
+        return sorted((one for one in checkpoints(run) if one.flaw is None), key=lambda one: one.step)[0], []
+
+    _patch("gemctl.run.preflight", "newest_verified", older)
+
+
+def _impatient() -> None:
+    _patch("tests.chaos.processes", "COMMAND_SECONDS", 4.0)
+
+
+def _fail() -> None:
+    def preflight(*_: Any) -> None:
+        raise ValueError("planted")
+
+    _patch("gemctl.run.preflight", "preflight", preflight)
+
+
+KILLED = Command("two", deeds=(Deed("kill_all", When(0, "step", STEPS - 1)),))
+ORPHANED = Command("two", (Plant("stop", 1, "step", 3),), (Deed("kill_supervisor", When(1, "stopped")),))
+HANGING = Command("two", (Plant("hang", 0, "step", 2),), watchdog=60.0)
+WRONG = {
+    "nothing": _Wrong(KILLED),
+    "another state": _Wrong(KILLED, before=_spoil_load),
+    "an earlier state": _Wrong(KILLED, step=STEPS - 2),
+    "an orphan": _Wrong(ORPHANED, before=_keep_orphans),
+    "a lost checkpoint": _Wrong(KILLED, after=_delete_one),
+    "a passed over checkpoint": _Wrong(KILLED, before=_pass_over),
+    "a hang": _Wrong(HANGING, before=_impatient),
+    "a traceback": _Wrong(KILLED, before=_fail),
+}
