@@ -5,6 +5,7 @@ import inspect
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -280,3 +281,19 @@ def test_a_choice_replaces_the_runs_own_group(run: RunDir, tmp_path: Path) -> No
     chosen = compose(str(file), ["launcher=slurm", "launcher.nodes=5"], replace=True)
     assert (chosen.launcher.kind, chosen.launcher.nodes, chosen.train.steps) == ("slurm", 5, 7)
     assert chosen.launcher.ranks_per_node == compose(None, ["launcher=slurm"]).launcher.ranks_per_node
+
+
+def test_a_detached_run_that_does_not_start_is_told_at_once(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gemctl.commands.following import wait_for_start
+    from gemctl.launchers import local
+
+    broken = run.path / "python"
+    broken.write_text("#!/bin/sh\necho no such module >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(broken))
+    submission = _submit(run)
+    local.start(run, submission, compose(None, []))
+    began = time.monotonic()
+    with pytest.raises(GemctlError, match="did not start: its supervisor has ended without an attempt\nno such module"):
+        wait_for_start(run, submission, launching.launcher_of("local"))
+    assert time.monotonic() - began < 5
