@@ -8,7 +8,7 @@ runs/<name>/<run_id>/
   attempts/<n>/       gemctl/run/attempt.py
   checkpoints/        step_<n>.a<attempt>/
 
-gemctl status         # lists the runs below runs/
+gemctl list           # lists the runs below runs/
 """
 
 import errno
