@@ -193,16 +193,27 @@ class _Bytes:
 
 
 class _AgentTail:
-    """What an agent says of itself and of the ends of its ranks; what it printed, if it failed."""
+    """What an agent says of itself and of the ends of its ranks, and what it printed, when its file changed last."""
 
     def __init__(self, attempt: Attempt, node: int) -> None:
         self._attempt, self._node, self._host = attempt, node, None
         self._events = LogTail(attempt.agent_log(node))
+        self._printed = _Bytes(attempt.agent_output(node))
 
     def new(self) -> Iterator[Line]:
+        return heapq.merge(self._new_events(), self._new_printed(), key=lambda line: line.time)
+
+    def _line(self, time: float, text: str) -> Line:
+        return Line(time, self._attempt.number, f"agent {self._node}", self._host, text)
+
+    def _new_events(self) -> Iterator[Line]:
         for line in self._events.new():
             if (text := self._text(line)) is not None:
-                yield Line(line["time"], self._attempt.number, f"agent {self._node}", self._host, text)
+                yield self._line(line["time"], text)
+
+    def _new_printed(self) -> Iterator[Line]:
+        for _, text in self._printed.lines(last=self._attempt.end_file.exists()):
+            yield self._line(self._printed.changed(), text.decode(errors="replace"))
 
     def _text(self, line: dict[str, Any]) -> str | None:
         match line["event"]:

@@ -4,6 +4,7 @@ import argparse
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -183,6 +184,27 @@ def test_following_ends_where_nobody_is_left(run: RunDir, monkeypatch: pytest.Mo
     )
     _start(run, 1)
     assert "its supervisor has gone" in str(list(logs._followed(run, Selection()))[-1])
+
+
+def test_an_interrupt_ends_the_following_and_says_so(run: RunDir) -> None:
+    _submitted(run, os.getpid())
+    _say(_start(run, 1), 0, "words\n")
+    command = [sys.executable, "-m", "gemctl", "logs", "-f", str(run.path)]
+    shown = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert shown.stdout is not None
+    assert "process" in shown.stdout.readline()
+    shown.send_signal(signal.SIGINT)
+    _, told = shown.communicate(timeout=30)
+    assert (shown.returncode, told) == (130, f"run {run.run_id} is no longer followed; whatever it does, it goes on\n")
+
+
+def test_what_an_agent_printed_is_shown(run: RunDir) -> None:
+    attempt = _start(run, 1)
+    attempt.agent_output(0).write_text("Traceback\nImportError: no torch\n")
+    assert _texts(list(AttemptTail(run, attempt, Selection()).new()), "agent 0") == [
+        "Traceback",
+        "ImportError: no torch",
+    ]
 
 
 def test_a_reader_that_has_gone_ends_the_writing(run: RunDir) -> None:
