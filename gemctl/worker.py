@@ -97,7 +97,7 @@ class Worker:
             self._enter("load", base.step)
             self._load(trainer, base)
         finished = self._train(trainer, base)
-        self._enter("close", self.config.train.steps)
+        self._enter("close", trainer.done)
         trainer.log.finish(trainer.done)
         trainer.log.close()
         trainer.saver.close()

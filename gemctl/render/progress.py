@@ -153,13 +153,15 @@ def straggler(line: dict[str, Any]) -> str:
 
 
 def measured(line: dict[str, Any]) -> str:
-    """A line of metrics.jsonl in one line of text."""
+    """A line of metrics.jsonl, or of a straggler in ledger.jsonl, in one line of text."""
     step = f"step {line['step']:,}"
     match line["kind"]:
         case "train":
             return "  ".join([step, *_measured(line)])
         case "eval":
             return "  ".join([f"evaluation at {step}", f"NE {_nes(line)}", f"{line['seconds']:.1f} s"])
+        case "straggler":
+            return straggler(line)
         case kind:
             return f"{kind}, {step}"
 

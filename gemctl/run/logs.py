@@ -26,7 +26,7 @@ QUIET_STAGES = (b'"stage": "step"', b'"stage": "data"')  # every step has them
 
 @dataclass(frozen=True)
 class Line:
-    """`source`: "rank 3", "agent 0", "training" (then `record` is a line of metrics.jsonl) or "supervisor".
+    """`source`: "rank 3", "agent 0", "supervisor", or "training": then `record` is a line of metrics or ledger.jsonl.
 
     `host`: where the source runs, if the attempt has several hosts.
     """
@@ -238,13 +238,15 @@ def _end(line: dict[str, Any]) -> str:
 
 
 class _MetricsTail:
-    """The lines of training and evaluation."""
+    """The lines of training and evaluation, and which ranks kept the others waiting."""
 
     def __init__(self, attempt: Attempt) -> None:
-        self._number, self._metrics = attempt.number, LogTail(attempt.metrics)
+        self._number = attempt.number
+        self._metrics, self._ledger = LogTail(attempt.metrics), LogTail(attempt.ledger)
 
     def new(self) -> Iterator[Line]:
-        for line in self._metrics.new():
+        late = [line for line in self._ledger.new() if line["kind"] == "straggler"]
+        for line in heapq.merge(self._metrics.new(), late, key=lambda line: float(line["time"])):
             yield Line(line["time"], self._number, "training", None, "", line)
 
 

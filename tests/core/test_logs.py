@@ -107,12 +107,18 @@ def test_a_failed_attempt_begins_with_its_cause_and_shows_the_rank_that_failed_f
     for rank in range(RANKS):
         _say(attempt, rank, f"words of {rank}\n")
     JsonLog(attempt.metrics).write({"kind": "mystery", "step": 3, "time": time.time()})
+    slow = {"rank": 1, "ratio": 3.0, "part": "dense_forward", "share": 0.4, "step": 2, "host": None}
+    JsonLog(attempt.ledger).write({"kind": "straggler", "time": time.time(), **slow})
+    JsonLog(attempt.ledger).write({"kind": "interval", "time": time.time(), "step": 3})
     attempt.write_end("failed", step=3, cause=CAUSE, again=False, refusal="enough")
     logs.run(_args(run))
     out = capsys.readouterr().out
     head = out.split("\n\n")[0]
     assert head.startswith(f"run {run.run_id} failed: {CAUSE['text']}\nnot tried again: enough\ngo on (no checkpoint")
     assert "words of 1" in out and "words of 0" not in out and "mystery, step 3" in out
+    assert (
+        "training | rank 1 takes 3.0 × the others' time, most of it in dense_forward" in out and "interval" not in out
+    )
     logs.run(_args(run, merged=True, json=True))
     first, *rest = map(json.loads, capsys.readouterr().out.splitlines())
     assert "killed by SIGKILL" in first["conclusion"]
