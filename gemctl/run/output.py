@@ -24,12 +24,15 @@ class OutputTimes:
     def __init__(self, attempt: Attempt, node: int) -> None:
         self._attempt, self._log = attempt, JsonLog(attempt.output_times(node))
         self._sizes: dict[int, int] = {}
+        self._files: dict[int, str] = {}
 
     def look(self, ranks: Iterable[int]) -> None:
         """Writes a line for each rank whose file has grown; costs one `stat` a rank."""
         for rank in ranks:
+            if rank not in self._files:
+                self._files[rank] = str(self._attempt.rank_output(rank))
             with contextlib.suppress(OSError):  # not there yet; or the disk is full, and times matter least then
-                size = os.stat(self._attempt.rank_output(rank)).st_size  # noqa: PTH116 (speed)
+                size = os.stat(self._files[rank]).st_size  # noqa: PTH116 (speed)
                 if size > self._sizes.get(rank, 0):
                     self._log.write({"rank": rank, "bytes": size, "time": time.time()})
                     self._sizes[rank] = size
