@@ -139,6 +139,7 @@ class Value:
         (GemctlError("rank 1 died"), 1, "error: rank 1 died\n"),
         (DoesNotFit("too large"), 3, "error: too large\n"),
         (Interrupted("stopped"), 130, "stopped\n"),
+        (Interrupted("told to end", 143), 143, "told to end\n"),
         (OSError(28, "full", "/x/y"), 1, "error: /x/y: No space left on device\n"),
         (OSError(30, "read-only", "/x/y"), 1, "error: /x/y: Read-only file system\n"),
     ],
