@@ -57,7 +57,8 @@ def wait_for_start(run: "RunDir", submission: "Submission", launcher: "Launcher"
             raise GemctlError(not_started(run, submission))
         waits = job is not None and job.state == "waiting"
         if attempt is not None or waits or time.monotonic() > deadline:
-            return Detached(reference(run), submission.number, attempt.number if attempt else None, job)
+            begun = attempt.number if attempt is not None else None
+            return Detached(reference(run), str(run.path), submission.number, begun, job)
         time.sleep(POLL)
 
 

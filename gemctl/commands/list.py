@@ -33,16 +33,20 @@ def run(args: argparse.Namespace) -> "RunList":
     for one in found:
         try:
             opened[one.path] = open_submission(one)
-        except InputError as error:
-            unreadable += error.problems
+        except (InputError, OSError) as error:
+            unreadable += _problems(error)
     jobs = _jobs([submission for submission in opened.values() if submission is not None])
     for one in (one for one in found if one.path in opened):
         submission = opened[one.path]
         try:
             runs.append(status(one, jobs.get(submission.path) if submission is not None else None))
-        except InputError as error:
-            unreadable += error.problems
+        except (InputError, OSError) as error:
+            unreadable += _problems(error)
     return RunList(args.root, runs, unreadable)
+
+
+def _problems(error: InputError | OSError) -> list[str]:
+    return [f"{error.filename}: {error.strerror}"] if isinstance(error, OSError) else error.problems
 
 
 def _jobs(submissions: "list[Submission]") -> "dict[object, Job | None]":

@@ -39,9 +39,13 @@ class Job:
 
 @dataclass(frozen=True)
 class Detached:
-    """A run whose supervisor is another process: `job`. `attempt`: the one that has begun, None while it waits."""
+    """A run whose supervisor is another process: `job`. `attempt`: the one that has begun, None while it waits.
+
+    `run`: how a user names it from here; `path`: its directory.
+    """
 
     run: str
+    path: str
     submission: int
     attempt: int | None
     job: Job | None

@@ -213,6 +213,16 @@ def test_what_an_agent_printed_is_shown(run: RunDir) -> None:
     ]
 
 
+def test_following_from_another_machine_ends_where_nothing_beats(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gemctl.run.attempt.PATIENCE", 0.1)
+    monkeypatch.setattr(logs, "POLL", 0.01)
+    _submitted(run, 1)
+    _start(run, 1)
+    monkeypatch.setattr("socket.gethostname", lambda: "elsewhere")
+    last = list(logs._followed(run, Selection()))[-1]
+    assert "attempt 1: no beat from" in str(last) and str(last).endswith("whoever ran it is gone")
+
+
 def test_a_reader_that_has_gone_ends_the_writing(run: RunDir) -> None:
     attempt = _start(run, 1)
     _say(attempt, 0, "words and more words\n" * 10_000)

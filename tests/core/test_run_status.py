@@ -105,8 +105,12 @@ def test_run_that_cannot_be_read_is_named_and_hides_no_other(run: RunDir) -> Non
         folder = run.path.parent / name
         folder.mkdir()
         (folder / "run.json").write_text(text)
+    other = RunDir.create(str(run.path.parent.parent), "gem", ["gemctl", "train"])
+    _start(other, 1).end_file.mkdir()
     value = listing.run(argparse.Namespace(root=str(run.path.parent.parent)))
     assert [found.run_id for found in value.runs] == [run.run_id]
-    empty, unnamed = value.unreadable
+    (strange,) = [problem for problem in value.unreadable if other.run_id in problem]
+    assert strange.endswith("attempts/1/end.json: Is a directory")
+    empty, unnamed = [problem for problem in value.unreadable if other.run_id not in problem]
     assert "empty/run.json: not JSON" in empty
     assert "no-name/run.json: name, created: missing" in unnamed

@@ -200,6 +200,19 @@ def test_stop_says_that_nobody_is_left(run: RunDir, monkeypatch: pytest.MonkeyPa
     assert list(run.requests.iterdir()) == []
 
 
+def test_stop_of_a_run_that_another_machine_starts_is_filed_while_it_may_come_up(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gemctl.run.attempt.PATIENCE", 0.1)
+    _submit(run).write_submitted(pid=1, started=1)
+    monkeypatch.setattr("socket.gethostname", lambda: "elsewhere")
+    _start(run, 1)
+    assert stop.run(_args(run)).attempt == 1
+    monkeypatch.setattr(stop, "STARTING", 0.0)
+    with pytest.raises(InputError, match=r"nobody is alive to take a stop request \(process 1 of host .*\); it ran on"):
+        stop.run(_args(run))
+
+
 def test_stop_now_orders_the_agents_where_the_supervisor_does_not_answer(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
