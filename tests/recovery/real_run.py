@@ -5,6 +5,7 @@ ended = run_world(1, real_run, str(tmp_path), 2, "grad_nan:rank=1,step=5", ["che
 
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import gemctl.worker
@@ -42,23 +43,10 @@ def poisoned(run: str, number: int) -> None:
     gemctl.worker.main(run, number)
 
 
-class RealAgents(ForkedAgents):
-    """Agents whose ranks train."""
-
-    worker = staticmethod(train)
-
-
-class PoisonedAgents(ForkedAgents):
-    """Agents whose ranks poison a checkpoint."""
-
-    worker = staticmethod(poisoned)
-
-
-AGENTS = {"real": RealAgents, "poisoned": PoisonedAgents}
-
-
-def real_run(folder: str, ranks: int, inject: str, overrides: list[str], agents: str = "real") -> Ended:
-    """Trains in this process's main thread until the run has ended; GEMCTL_INJECT is `inject`."""
+def real_run(
+    folder: str, ranks: int, inject: str, overrides: list[str], worker: Callable[[str, int], None] = train
+) -> Ended:
+    """Trains until the run has ended, supervised in this process's main thread; GEMCTL_INJECT is `inject`."""
     if inject:
         os.environ["GEMCTL_INJECT"] = inject
     shape = [f"launcher.ranks_per_node={ranks}", "topology.dp_replicate=1"]
@@ -69,10 +57,12 @@ def real_run(folder: str, ranks: int, inject: str, overrides: list[str], agents:
     run = RunDir.create(config.run.root, config.run.name, ["gemctl", "train"])
     case = Case(folder, ranks_per_node=ranks)
     follower = Disturbing(case, run)
+    agents = ForkedAgents(run, case)
+    agents.worker = worker
     prepared = Prepared(to_yaml(config), to_json(planned(config)), 1, ranks)
     error: GemctlError | None = None
     try:
-        run_attempts(run, 1, prepared, config.recover, AGENTS[agents](run, case), follower)
+        run_attempts(run, 1, prepared, config.recover, agents, follower)
     except GemctlError as caught:
         error = caught
     return _ended(run, error, follower.notes)

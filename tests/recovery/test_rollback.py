@@ -1,5 +1,6 @@
 """What is not finite: a loss is skipped, a gradient takes the run back past its batch, a bad checkpoint is left."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,24 +13,23 @@ from gemctl.run.manifest import checkpoints, read
 from gemctl.run.report import build
 from gemctl.run.rollback import RolledBack, distrusts, passed_over, record, rolled_back
 from tests.recovery.checkpoint_world import make_run
-from tests.recovery.real_run import real_run
+from tests.recovery.real_run import poisoned, real_run, train
 from tests.recovery.small_run import Ended
 from tests.world import run_world
 
 FAST = ["train.log_every=1", "recover.heartbeat=0.1"]
 
 
-def train(folder: Path, inject: str, *overrides: str, agents: str = "real") -> Ended:
-    ended: Ended = run_world(1, real_run, str(folder), 2, inject, [*FAST, *overrides], agents, gloo=False, timeout=120)[
-        0
-    ]
+def go(folder: Path, inject: str, *overrides: str, worker: Callable[[str, int], None] = train) -> Ended:
+    asked = [*FAST, *overrides]
+    ended: Ended = run_world(1, real_run, str(folder), 2, inject, asked, worker, gloo=False, timeout=120)[0]
     assert ended.left == []
     return ended
 
 
 @pytest.mark.slow
 def test_a_gradient_that_is_not_finite_goes_back_and_passes_over_its_batch(tmp_path: Path) -> None:
-    ended = train(tmp_path, "grad_nan:rank=1,step=5;nan:step=1", "checkpoint.every=2")
+    ended = go(tmp_path, "grad_nan:rank=1,step=5;nan:step=1", "checkpoint.every=2")
     assert ended.error is None, ended.message
     first, second = ended.run_dir.attempts()
     end = first.end()
@@ -51,8 +51,8 @@ def test_where_the_run_goes_back_to_does_not_matter(tmp_path: Path) -> None:
     """Back to step 4 or to the start: bit for bit the same state in the end."""
     near, far = (tmp_path / name for name in ("near", "far"))
     ends = [
-        train(near, "grad_nan:step=5", "checkpoint.every=1"),
-        train(far, "grad_nan:step=5", "checkpoint.every=0"),
+        go(near, "grad_nan:step=5", "checkpoint.every=1"),
+        go(far, "grad_nan:step=5", "checkpoint.every=0"),
     ]
     newest = [checkpoints(ended.run_dir)[0].path for ended in ends]
     assert ends[1].run_dir.attempts()[1].base() == Base(None, 0, [5])
@@ -62,7 +62,7 @@ def test_where_the_run_goes_back_to_does_not_matter(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_batches_that_are_never_finite_end_the_run_within_its_budget(tmp_path: Path) -> None:
     events = [f"grad_nan:step={3 + attempt},attempt={attempt}" for attempt in range(1, 9)]
-    ended = train(tmp_path, ";".join(events), "checkpoint.every=0", "recover.budgets.no_progress=2")
+    ended = go(tmp_path, ";".join(events), "checkpoint.every=0", "recover.budgets.no_progress=2")
     assert ended.error == "RunFailed" and "no_progress" in ended.message
     bases = [attempt.base().passed_over for attempt in ended.run_dir.attempts()]
     assert bases == [[], [4], [4, 5]]
@@ -71,14 +71,14 @@ def test_batches_that_are_never_finite_end_the_run_within_its_budget(tmp_path: P
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["nan", "grad_nan"])
 def test_train_nan_stop_is_not_tried_again(kind: str, tmp_path: Path) -> None:
-    ended = train(tmp_path, f"{kind}:rank=1,step=3", "train.nan=stop", "recover.budgets.crash=5")
+    ended = go(tmp_path, f"{kind}:rank=1,step=3", "train.nan=stop", "recover.budgets.crash=5")
     assert ended.error == "RunFailed" and "train.nan=stop" in ended.message
     assert len(ended.run_dir.attempts()) == 1
 
 
 @pytest.mark.slow
 def test_a_checkpoint_that_is_not_finite_is_left_for_an_older_one(tmp_path: Path) -> None:
-    ended = train(tmp_path, "", "checkpoint.every=2", "checkpoint.keep=4", agents="poisoned")
+    ended = go(tmp_path, "", "checkpoint.every=2", "checkpoint.keep=4", worker=poisoned)
     assert ended.error is None, ended.message
     bases = [attempt.base().step for attempt in ended.run_dir.attempts()]
     assert bases == [0, 4, 2]
