@@ -76,7 +76,7 @@ def kind(word: str) -> JobState:
 def word(job: str) -> str | None:
     """SLURM's word for a job's state, from its records of ended jobs too; None if it does not know the job."""
     try:
-        return call("squeue", "--noheader", "--array", f"--jobs={job}", "--states=all", "--format=%T").split()[0]
+        return call("squeue", "--noheader", f"--jobs={job}", "--states=all", "--format=%T").split()[0]
     except (SlurmError, IndexError):
         pass
     try:
