@@ -6,6 +6,7 @@ A job only brings the supervisor to life, and back after a preemption or the tim
 their order and their budgets are the supervisor's, as everywhere.
 """
 
+import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 IN_PROCESS = False  # the supervisor is in the job
 SCRIPT = "job.sbatch"
+LOG = "supervisor.log"
 
 
 def check(config: Config) -> None:
@@ -72,6 +74,34 @@ def start(run: RunDir, submission: Submission, config: Config) -> None:
     script = submission.path / SCRIPT
     script.write_text(form(app, config, submission.path))
     submission.write_submitted(job=slurm_client.submit(str(script)))
+
+
+def array_form(app: "AppDef", config: Config, submissions: Sequence[Path]) -> str:
+    """The batch script of an array whose task i runs submission i; each writes to its own submission's log."""
+    before = [
+        "runs=(",
+        *(f"  {shell_word(str(folder.parent.parent))}" for folder in submissions),
+        ")",
+        "run=${runs[SLURM_ARRAY_TASK_ID]}",
+        f'exec >>"$run/submissions/{submissions[0].name}/{LOG}" 2>&1',
+    ]
+    command = f'{shell_word(sys.executable)} -m gemctl supervise "$run" --submission {submissions[0].name}'
+    job = batch_job(app, options(config), "/dev/null", command, before)
+    at_once = options(config).array_at_once
+    tasks = f"0-{len(submissions) - 1}" + (f"%{at_once}" if at_once else "")
+    return dataclasses.replace(job, options={**job.options, "array": tasks}).script()
+
+
+def start_array(submissions: Sequence[Submission], config: Config) -> list[str]:
+    """Submits all as one array; returns SLURM's names of its tasks."""
+    app = from_json(read_json(submissions[0].request)["app"])
+    script = submissions[0].path / SCRIPT
+    script.write_text(array_form(app, config, [submission.path for submission in submissions]))
+    job = slurm_client.submit(str(script))
+    tasks = [f"{job}_{number}" for number in range(len(submissions))]
+    for submission, task in zip(submissions, tasks, strict=True):
+        submission.write_submitted(job=task)
+    return tasks
 
 
 def jobs(submissions: Sequence[Submission]) -> list[Job | None]:

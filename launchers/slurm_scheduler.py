@@ -26,7 +26,7 @@ from gemctl.launchers.slurm_job import FIRST_HOST, BatchJob, batch_job, step
 NAME = "gemctl_slurm"
 OPTIONS = TypeAdapter(SlurmConfig)
 # What a request says itself, and what only gemctl's own supervisor does.
-LEFT_OUT = {"cpus_per_rank", "memory_gb", "spare_nodes", "check_nodes", "save_before_limit"}
+LEFT_OUT = {"cpus_per_rank", "memory_gb", "spare_nodes", "check_nodes", "save_before_limit", "array_at_once"}
 TYPES = {"string": str, "integer": int, "number": float, "boolean": bool, "array": list[str], "object": dict[str, str]}
 STATES = {
     "COMPLETED": AppState.SUCCEEDED,

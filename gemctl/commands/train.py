@@ -3,6 +3,7 @@
 gemctl train                                        # the synthetic job on four ranks of this machine
 gemctl train experiment=ml100k optim.dense.lr=0.002
 gemctl train my.yaml train.steps=50 --dry-run       # what would be launched
+gemctl train -m launcher=slurm run.seed=1,2,3,4     # four runs, one array
 """
 
 import argparse
@@ -28,11 +29,19 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     instead.add_argument("--cfg", action="store_true", help="print the composed configuration and start nothing")
     instead.add_argument("--dry-run", action="store_true", help="print plan and launch request and start nothing")
     add_detach(instead)
+    parser.add_argument(
+        "-m", "--multirun", action="store_true",
+        help="KEY=A,B,…: a run for each combination of values, submitted as one array (launcher=slurm)",
+    )  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> Any:
     from gemctl.commands.launching import checked_plan
 
+    if args.multirun:
+        from gemctl.commands.sweep import sweep
+
+        return sweep(args)
     config = composed(args)
     if args.cfg:
         return config

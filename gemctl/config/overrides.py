@@ -98,7 +98,7 @@ def _refused(override: Override, text: str) -> str | None:
     if override.type == OverrideType.DEL:
         return f"keys cannot be removed: set {key} to a value{_offer(key)}"
     if override.is_sweep_override():
-        return f"one run has one value: sweeps are not taken (a list is {key}=[…])"
+        return f"one run has one value: several make a sweep, with -m (a list is {key}=[…])"
     if override.package is not None or "/" in key:
         return f"a group is chosen as GROUP=CHOICE{did_you_mean(key.split('/')[0], GROUPS)}"
     return None if key else f"no key before ={_offer(text[1:])}"

@@ -37,6 +37,9 @@ class SlurmConfig:
         bool, Field(description="the job is queued again after its time limit, a preemption or a lost node")
     ] = True
     dependency: Annotated[Word | None, Field(description="--dependency, as in afterok:1234")] = None
+    array_at_once: Annotated[Positive | None, Field(description="runs of a sweep (-m) at work at once; null: all")] = (
+        None
+    )
     gres: Annotated[
         Word | None, Field(description="--gres, as in gpu:h100:8; null: with cluster.device=cuda a GPU for each rank")
     ] = None

@@ -37,6 +37,7 @@ RENDERERS = {
     "gemctl.plan.build.Plan": "gemctl.render.plan:plan",
     "gemctl.run.requests.StopFiled": "gemctl.render.status:stop_filed",
     "gemctl.run.submission.Detached": "gemctl.render.status:detached",
+    "gemctl.run.submission.Sweep": "gemctl.render.status:sweep",
     "gemctl.run.status.RunList": "gemctl.render.status:run_list",
     "gemctl.run.status.RunStatus": "gemctl.render.status:run_status",
     "gemctl.launchers.dry_run.DryRun": "gemctl.render.train:dry_run",
@@ -49,12 +50,18 @@ def show(value: object, as_json: bool = False) -> None:
         print(json.dumps(plain(value), indent=2))
         return
     shown = rendered(value)
-    if isinstance(shown, str):
-        print(shown)
+    for part in shown if isinstance(shown, list) else [shown]:
+        _print(part)
+
+
+def _print(part: Any) -> None:
+    """Strings as they are, to be copied; the rest as wide as the terminal."""
+    if isinstance(part, str):
+        print(part)
         return
     from rich.console import Console
 
-    Console(file=sys.stdout, width=None if sys.stdout.isatty() else 120, soft_wrap=False).print(shown)
+    Console(file=sys.stdout, width=None if sys.stdout.isatty() else 120, soft_wrap=False).print(part)
 
 
 def note(text: str) -> None:
@@ -63,7 +70,7 @@ def note(text: str) -> None:
 
 
 def rendered(value: object) -> Any:
-    """A string or a Rich renderable for `value`; strings stand for themselves."""
+    """A string or a Rich renderable for `value`, or a list of them; strings stand for themselves."""
     if isinstance(value, str):
         return value
     path = RENDERERS[f"{type(value).__module__}.{type(value).__qualname__}"]

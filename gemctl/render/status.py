@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
     from gemctl.run.requests import StopFiled
     from gemctl.run.status import AttemptStatus, RunList, RunStatus, SubmissionStatus
-    from gemctl.run.submission import Detached
+    from gemctl.run.submission import Detached, Sweep
 
 
 def run_list(value: "RunList") -> "Group":
@@ -133,6 +133,16 @@ def detached(value: "Detached") -> str:
     state = "runs" if value.attempt is not None else "waits" if waits else "is being started"
     by = "" if value.job is None else f": {value.job.detail}"
     return f"run {value.run} {state}{by}\nfollow it: gemctl logs -f {value.run}\nstop it: gemctl stop {value.run}"
+
+
+def sweep(value: "Sweep") -> "Table":
+    """A row for each run."""
+    from rich.table import Table
+
+    table = Table("run", "job", "settings", box=None, pad_edge=False)
+    for one in value.runs:
+        table.add_row(one.run, one.job, " ".join(one.settings))
+    return table
 
 
 def _time(seconds: float) -> str:

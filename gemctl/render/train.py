@@ -16,7 +16,7 @@ def dry_run(value: DryRun) -> Any:
     warm = [Text(rendered(value.warm_start))] if value.warm_start is not None else []
     form = [] if value.form is None else ["", value.form.rstrip()]
     lines = ["", *(line for role in roles for line in _role(role)), *form]
-    return Group(rendered(value.plan), *warm, Text("\n".join(lines)))
+    return [Group(rendered(value.plan), *warm), "\n".join(lines)]
 
 
 def _role(role: dict[str, Any]) -> list[str]:

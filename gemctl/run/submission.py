@@ -51,6 +51,22 @@ class Detached:
     job: Job | None
 
 
+@dataclass(frozen=True)
+class Swept:
+    """One run of a sweep: its own settings, and its task in the array."""
+
+    run: str
+    settings: list[str]
+    job: str
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """All runs that were submitted."""
+
+    runs: list[Swept]
+
+
 class Submission:
     """The files of one submission; its folder exists."""
 

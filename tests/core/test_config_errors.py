@@ -61,7 +61,7 @@ def write(path: Path, text: str) -> str:
         ("+model.depth=3", "+model.depth=3: keys cannot be added: write model.depth=VALUE without +"),
         ("++train.stepz=3", "++train.stepz=3: keys cannot be added: write train.stepz=VALUE without ++; did you mean"),
         ("~train.steps", "~train.steps: keys cannot be removed: set train.steps to a value"),
-        ("train.steps=1,2", "train.steps=1,2: one run has one value: sweeps are not taken"),
+        ("train.steps=1,2", "train.steps=1,2: one run has one value: several make a sweep, with -m"),
         ("model@x=gem_nano", "model@x=gem_nano: a group is chosen as GROUP=CHOICE"),
         ("train.steps", "train.steps: neither KEY=VALUE nor a YAML file"),
         ("train.stepz", "train.stepz: neither KEY=VALUE nor a YAML file; did you mean train.steps?"),

@@ -31,8 +31,8 @@ from tests.slurm.settings import NODES
 
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "slurmdbd", "mariadbd", "mysql_install_db", "ip", "unshare")
 SLEEP = "trap '' CHLD; exec sleep infinity"  # children whose parent has died are reaped at once
-CALL = 30.0  # seconds that a client's call may take
-UP = 30.0  # seconds for a daemon or all nodes to be up
+CALL = 120.0  # seconds that a client's call may take
+UP = 60.0  # seconds for a daemon or all nodes to be up
 POLL = 0.05
 
 
@@ -278,9 +278,10 @@ def _comm(pid: int) -> str:
     return ""
 
 
-def wait_for(true: Callable[[], object], seconds: float, what: str) -> None:
-    """Waits until `true`; AssertionError after `seconds`."""
+def wait_for(true: Callable[[], object], seconds: float, what: str | Callable[[], str]) -> None:
+    """Waits until `true`; AssertionError after `seconds`, with `what` was waited for."""
     deadline = time.monotonic() + seconds
     while not true():
-        assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {what}"
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {seconds:.0f} s: {what if isinstance(what, str) else what()}")
         time.sleep(POLL)

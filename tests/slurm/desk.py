@@ -33,7 +33,8 @@ JOB = [
     "launcher.ranks_per_node=2",
     "launcher.slurm.exclusive=true",
 ]
-BEGUN = 90.0  # seconds for a job's ranks to be at work
+BEGUN = 240.0  # seconds for a job's ranks to be at work
+WAIT = 240.0  # seconds for what else a job does; only a test that fails waits for so long
 STEPS = 40  # of a run that is compared with an undisturbed one
 Saved = tuple[int, dict[str, str | None]]  # step of a checkpoint; object → hash of its content
 GEMCTL = (sys.executable, "-m", "gemctl")
@@ -61,7 +62,7 @@ class Command:
     def runs(self) -> bool:
         return self._popen.poll() is None
 
-    def done(self, seconds: float = 180) -> Done:
+    def done(self, seconds: float = 2 * WAIT) -> Done:
         """Waits for its end."""
         out, told = self._popen.communicate(timeout=seconds)
         return Done(self._popen.returncode, out, told)
@@ -164,21 +165,41 @@ class Desk:
 
     def at_work(self, run: Watched, number: int = 1, step: int = 0) -> None:
         """Waits until an attempt has reached a step."""
-        wait_for(lambda: run.step(number) >= step, BEGUN, f"step {step} of attempt {number} of {run.dir.path}")
+        what = f"step {step} of attempt {number}"
+        wait_for(lambda: run.step(number) >= step, BEGUN, lambda: f"{what}{self.story(run)}")
 
-    def ended(self, run: Watched, number: int, seconds: float = 60) -> dict[str, Any]:
+    def ended(self, run: Watched, number: int, seconds: float = WAIT) -> dict[str, Any]:
         """Waits for an attempt's end."""
-        wait_for(lambda: run.end(number) is not None, seconds, f"the end of attempt {number} of {run.dir.path}")
+        what = f"the end of attempt {number}"
+        wait_for(lambda: run.end(number) is not None, seconds, lambda: f"{what}{self.story(run)}")
         return run.end(number) or {}
 
     def job_state(self, job: str) -> str:
         """SLURM's word for it; empty if it has forgotten the job."""
         return self.cluster.run("squeue", "-h", "--states=all", "-j", job, "-o", "%T").stdout.strip()
 
-    def job_ended(self, job: str, state: str, seconds: float = 60) -> None:
-        wait_for(lambda: self.job_state(job) == state, seconds, f"job {job}: {state}, not {self.job_state(job)}")
+    def job_ended(self, job: str, state: str, seconds: float = WAIT) -> None:
+        wait_for(
+            lambda: self.job_state(job) == state, seconds, lambda: f"job {job}: {state}, not {self.job_state(job)}"
+        )
 
-    def start_again(self, job: str, seconds: float = 60) -> None:
-        """Waits until the job has been queued again, and has it start now: SLURM 22.05 waits for two minutes."""
+    def start_again(self, job: str, seconds: float = WAIT) -> None:
+        """Waits until the job has been queued again, and has it start at once: SLURM 22.05 waits for two minutes.
+
+        While the job's last processes end, SLURM forgets what it is told of the start.
+        """
         self.job_ended(job, "PENDING", seconds)
-        self.cluster.must("scontrol", "update", f"JobId={job}", "StartTime=now")
+
+        def started() -> bool:
+            self.cluster.run("scontrol", "update", f"JobId={job}", "StartTime=now")
+            time.sleep(1)
+            return self.job_state(job) == "RUNNING"
+
+        wait_for(started, seconds, lambda: f"job {job} running, not {self.job_state(job)}{self.story(self.newest())}")
+
+    def story(self, run: Watched) -> str:
+        """What there is to know of a run that a test waits for in vain."""
+        logs = [path for number in (1, 2) for path in run.dir.path.glob(f"submissions/{number}/supervisor.log")]
+        logs += sorted(run.dir.path.glob("attempts/*/logs/srun.log"))
+        jobs = self.cluster.run("squeue", "--states=all").stdout
+        return "\n".join(["", jobs, *(f"--- {path}\n{path.read_text()[-2000:]}" for path in logs)])

@@ -6,7 +6,7 @@ from gemctl.run.files import read_log
 from tests.slurm.cluster import wait_for
 from tests.slurm.desk import STEPS, Desk, Saved, Watched
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 LONG = "train.steps=100000"
 
@@ -59,19 +59,19 @@ def test_time_limit_saves_and_the_supervisor_queues_the_job_again(desk: Desk) ->
         LONG, "launcher.slurm.time_limit='1'", "launcher.slurm.save_before_limit=40",
         "recover.budgets.crash=0", "recover.budgets.preemption=0", "recover.budgets.time_limit=1",
     )  # fmt: skip
-    end = desk.ended(run, 1, 120)
+    end = desk.ended(run, 1)
     assert (end["outcome"], end["kind"], end["signal"]) == ("preempted", "time_limit", "SIGUSR1")
     assert run.saved()[0] == end["step"] > 0
     desk.start_again(run.job())
     desk.at_work(run, 2)
     assert run.attempt(2).base().step == end["step"]
-    assert desk.ended(run, 2, 120)["kind"] == "time_limit"
+    assert desk.ended(run, 2)["kind"] == "time_limit"
     desk.job_ended(run.job(), "FAILED")
     assert "recover.budgets.time_limit=1" in run.supervisor_log()
 
 
 def test_five_preemptions_leave_the_crash_budget_alone(desk: Desk, undisturbed: Saved) -> None:
-    """Jobs of the partition `urgent` take the nodes; each time the run saves, and in the end all is as if undisturbed."""
+    """Jobs of the partition `urgent` take the nodes; each time the run saves; in the end all is as if undisturbed."""
     slow = ";".join(f"slow:factor=30,attempt={number}" for number in range(1, 6))
     run = desk.train(f"train.steps={STEPS}", "recover.budgets.crash=0", "recover.budgets.startup=0", inject=slow)
     for number in range(1, 6):

@@ -10,7 +10,7 @@ from gemctl.mesh.groups import Mesh, groups
 from tests.slurm.cluster import Cluster, missing
 from tests.slurm.desk import Desk
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def submit_to_report(desk: Desk) -> None:

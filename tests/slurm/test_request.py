@@ -15,6 +15,7 @@ from gemctl.cluster.checks import Check
 from gemctl.cluster.node import NodeReport, check_node, read_report
 from gemctl.config.compose import compose
 from gemctl.config.schema import Config
+from gemctl.config.sweep import expand
 from gemctl.errors import InputError, TooFewHosts
 from gemctl.launchers import slurm
 from gemctl.launchers.request import from_json, request, to_json
@@ -239,6 +240,37 @@ def test_node_whose_clock_is_wrong_is_bad(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_report_without_failures_is_well() -> None:
     assert NodeReport("n1", "", 0.0, [Check("disk", "warn", "low")]).wrong == ""
+
+
+def test_sweep_is_one_array_with_a_run_for_each_task() -> None:
+    config = compose(None, ["launcher=slurm", "launcher.slurm.array_at_once=2"])
+    script = slurm.array_form(app_of(config), config, [RUN / "submissions" / "1", Path("/r/b c/submissions/1")])
+    assert "#SBATCH --array=0-1%2\n" in script
+    assert script.endswith(
+        "runs=(\n  /scratch/runs/gem/7\n  '/r/b c'\n)\nrun=${runs[SLURM_ARRAY_TASK_ID]}\n"
+        'exec >>"$run/submissions/1/supervisor.log" 2>&1\n'
+        f'exec {sys.executable} -m gemctl supervise "$run" --submission 1\n'
+    )
+
+
+def test_sweep_has_every_combination() -> None:
+    found = expand(["a.b=1,2", "c=x", "d=range(0,2)", "e=[1,2]", "not hydra's"])
+    assert found == [[f"a.b={b}", "c=x", f"d={d}", "e=[1,2]", "not hydra's"] for b in (1, 2) for d in (0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["run.seed=1,2"], "launcher.kind=local: a sweep is an array of launcher=slurm"),
+        (["launcher=slurm", "launcher.nodes=1,2"], "launcher.* has several values"),
+        (["launcher=slurm", "run.seed=1,x"], "run.seed=x: must be an integer"),
+    ],
+)
+def test_sweep_is_checked_before_any_run_is_made(
+    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "-m", *words]) == 2
+    assert told in capsys.readouterr().err
 
 
 def dryrun(app: AppDef, **options: Any) -> str:

@@ -1,0 +1,108 @@
+"""`gemctl train -m`: one run for each combination of values, all of them tasks of one array of the scheduler."""
+
+import argparse
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gemctl.commands.configured import check_data, composed, is_file
+from gemctl.errors import InputError
+
+if TYPE_CHECKING:
+    from gemctl.config.schema import Config
+    from gemctl.launchers.dry_run import DryRun
+    from gemctl.plan.build import Plan
+    from gemctl.run.directory import RunDir
+    from gemctl.run.submission import Submission, Sweep
+
+
+@dataclass(frozen=True)
+class _Point:
+    """A combination of values: its settings that not all runs have, and what they come to."""
+
+    settings: list[str]
+    config: "Config"
+    plan: "Plan"
+
+
+def sweep(args: argparse.Namespace) -> "Sweep | DryRun":
+    """Checks every run before any is made; submits them as one array, or shows it with --dry-run."""
+    points = _points(args)
+    if args.dry_run:
+        return _dry_run(points)
+    from gemctl.data.synthetic import absent, ensure
+    from gemctl.launchers import slurm
+    from gemctl.render.show import note
+    from gemctl.run.directory import folder_of
+    from gemctl.run.submission import Sweep, Swept
+
+    first = points[0].config
+    folder_of(first.run.root, first.run.name)
+    slurm.check_here(first)
+    for config in (point.config for point in points):
+        if absent(config.data):
+            note(f"writing the synthetic log: {config.data.train}")
+            ensure(config.data)
+    made = [_submitted(point, args) for point in points]
+    jobs = slurm.start_array([submission for _, submission in made], first)
+    return Sweep(
+        [Swept(run.run_id, point.settings, job) for (run, _), point, job in zip(made, points, jobs, strict=True)]
+    )
+
+
+def _points(args: argparse.Namespace) -> list[_Point]:
+    """Every combination, checked and planned. InputError with the problems of all."""
+    from gemctl.commands.launching import checked_plan
+    from gemctl.config.sweep import expand
+
+    files = [word for word in args.words if is_file(word)]
+    lines = expand([word for word in args.words if word not in files])
+    shared = set.intersection(*map(set, lines))
+    points, problems = [], []
+    for line in lines:
+        one = copy.copy(args)
+        one.words = [*files, *line]
+        try:
+            config = composed(one)
+            points.append(_Point([word for word in line if word not in shared], config, checked_plan(config)))
+            check_data(config.data)
+        except InputError as error:
+            problems += error.problems
+    problems = list(dict.fromkeys(problems)) or _misfits([point.config for point in points])
+    if problems:
+        raise InputError(problems)
+    return points
+
+
+def _misfits(configs: "list[Config]") -> list[str]:
+    """Why the runs cannot be one array."""
+    problems = []
+    if configs[0].launcher.kind != "slurm":
+        problems.append(f"-m: launcher.kind={configs[0].launcher.kind}: a sweep is an array of launcher=slurm")
+    if any(config.launcher != configs[0].launcher for config in configs):
+        problems.append("-m: launcher.* has several values: all tasks of an array ask for the same nodes")
+    if any(config.checkpoint.warm_start is not None for config in configs):
+        problems.append("-m: checkpoint.warm_start: start such runs one by one")
+    return problems
+
+
+def _dry_run(points: list[_Point]) -> "DryRun":
+    from gemctl.launchers import slurm
+    from gemctl.launchers.dry_run import DryRun
+    from gemctl.launchers.request import request, to_json
+
+    config = points[0].config
+    folder = Path(config.run.root).absolute() / config.run.name
+    paths = [folder / f"RUN_ID_{number}" for number in range(len(points))]
+    app = request(paths[0], 1, config.launcher, config.cluster.device)
+    form = slurm.array_form(app, config, [path / "submissions" / "1" for path in paths])
+    return DryRun(points[0].plan, to_json(app), form, None)
+
+
+def _submitted(point: _Point, args: argparse.Namespace) -> "tuple[RunDir, Submission]":
+    from gemctl.commands.launching import submitted
+    from gemctl.run.directory import RunDir
+
+    run = RunDir.create(point.config.run.root, point.config.run.name, args.command_line)
+    return run, submitted(run, point.config, point.plan, None)
