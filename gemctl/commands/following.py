@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 POLL = 0.1
 JOB_POLL = 5.0  # seconds between questions to a launcher
 START_SECONDS = 15.0  # that --detach waits for a supervisor to begin
-NEXT_SECONDS = 60.0  # that a next attempt may take where nobody can be asked
+NEXT_SECONDS = 60.0  # that an attempt may take to come up where nobody can be asked
 LAST_WORDS = 20  # lines of a supervisor that never began an attempt
 
 
@@ -42,6 +42,11 @@ def own_attempt(run: "RunDir", submission: "Submission | None") -> "Attempt | No
     last = run.last_attempt()
     first = submission.first_attempt if submission is not None else 1
     return last if last is not None and last.claimed and last.number >= first else None
+
+
+def comes_up(attempt: "Attempt") -> bool:
+    """True until its agent has beaten for the first time, which is after all imports: silence means nothing yet."""
+    return not attempt.end_file.exists() and b'"beat": 0' in attempt.beat()
 
 
 def wait_for_start(run: "RunDir", submission: "Submission", launcher: "Launcher") -> "Detached":
@@ -118,7 +123,7 @@ class Vigil:
         if sign != self._sign:
             self._sign, self._signed = sign, time.monotonic()
         silence = time.monotonic() - self._signed
-        if silence < (NEXT_SECONDS if ended else attempt.patience):
+        if silence < (NEXT_SECONDS if ended or comes_up(attempt) else attempt.patience):
             return None
         what = "no attempt after it" if ended else f"no beat from {attempt.claim().host}"
         return f"run {self.run.run_id}: attempt {attempt.number}: {what} for {silence:.0f} s; whoever ran it is gone"

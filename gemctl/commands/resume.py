@@ -83,7 +83,7 @@ def _asked_for(run: "RunDir") -> Path:
 
 def _refuse_running(run: "RunDir", last: "Attempt | None") -> None:
     """InputError if the run's last attempt beats, or a job waits or has begun that will make one."""
-    from gemctl.commands.following import job_of, own_attempt
+    from gemctl.commands.following import comes_up, job_of, own_attempt
     from gemctl.commands.supervise import refuse_living
     from gemctl.run.status import open_submission
 
@@ -91,6 +91,7 @@ def _refuse_running(run: "RunDir", last: "Attempt | None") -> None:
         refuse_living(run, last)
     submission = open_submission(run)
     job = job_of(submission) if submission is not None else None
-    begins = job is not None and job.state == "running" and own_attempt(run, submission) is None
+    own = own_attempt(run, submission)
+    begins = job is not None and job.state == "running" and (own is None or comes_up(own))
     if job is not None and (begins or job.state == "waiting"):
         raise InputError(f"{run.run_id}: was submitted and has not ended: {job.detail}; gemctl stop {run.run_id}")

@@ -8,13 +8,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from gemctl.commands import logs
+from gemctl.commands.following import comes_up
 from gemctl.errors import InputError
-from gemctl.run.attempt import Attempt, Base, claim
+from gemctl.run.attempt import Attempt, Base, Heartbeat, claim
 from gemctl.run.directory import RunDir
 from gemctl.run.files import JsonLog
 from gemctl.run.logs import AttemptTail, Line, Selection
@@ -48,6 +50,13 @@ def _submitted(run: RunDir, pid: int) -> Submission:
     submission = submit(run, "", "{}", {"kind": "local", "app": {}})
     submission.write_process(pid)
     return submission
+
+
+def _wait_until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def _args(run: RunDir, **more: object) -> argparse.Namespace:
@@ -217,7 +226,8 @@ def test_following_from_another_machine_ends_where_nothing_beats(run: RunDir, mo
     monkeypatch.setattr("gemctl.run.attempt.PATIENCE", 0.1)
     monkeypatch.setattr(logs, "POLL", 0.01)
     _submitted(run, 1)
-    _start(run, 1)
+    with Heartbeat(attempt := _start(run, 1), 0.01):
+        _wait_until(lambda: not comes_up(attempt))
     monkeypatch.setattr("socket.gethostname", lambda: "elsewhere")
     last = list(logs._followed(run, Selection()))[-1]
     assert "attempt 1: no beat from" in str(last) and str(last).endswith("whoever ran it is gone")

@@ -187,6 +187,17 @@ def test_stop_reaches_a_supervisor_between_two_attempts(run: RunDir, monkeypatch
     assert stop.run(_args(run)).attempt is None
 
 
+def test_resume_leaves_an_attempt_alone_that_comes_up(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gemctl.run.attempt.PATIENCE", 0.1)
+    queue = Queue(monkeypatch, "running")
+    _submit(run, "slurm")
+    attempt = _start(run, 1)  # its agents import, and do not beat yet
+    with pytest.raises(InputError, match="was submitted and has not ended: job 17: running"):
+        resume._refuse_running(run, attempt)
+    queue.state = "ended"
+    resume._refuse_running(run, attempt)
+
+
 def test_stop_says_that_nobody_is_left(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gemctl.run.attempt.PATIENCE", 0.1)
     gone = subprocess.Popen([sys.executable, "-c", ""])
