@@ -65,8 +65,7 @@ def run(args: argparse.Namespace) -> Any:
         return ahead
     if not args.json:
         show(ahead)
-    base = Base(ahead.checkpoint, ahead.step) if ahead.checkpoint is not None else None
-    return launch(target, config, plan, args.detach, base, last) or build(target)
+    return launch(target, config, plan, args.detach, Base(ahead.checkpoint, ahead.step), last) or build(target)
 
 
 def _asked_for(run: "RunDir") -> Path:
