@@ -2,7 +2,6 @@
 
 import json
 import time
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -37,23 +36,24 @@ SHOWS = {  # (what is planted, rank) → the part
 
 def plant(run: str, number: int) -> None:
     """The worker, with 100 ms planted in three steps of five; each step's seconds by part go to times-<rank>.jsonl."""
-    kind = ""
+    kind, start = "", dict.fromkeys(PARTS, 0.0)
     step, following, stage = Trainer._step, Loader.__next__, Stager.stage
 
     def late_if(kinds: str) -> None:
         time.sleep(PLANTED if kind == kinds else 0)
 
     def timed_step(self: Trainer, stepper: Any, loader: Any, index: int, passed_over: Any) -> Any:
-        nonlocal kind
-        self.saver._idle()  # an upload is over before the next step
+        nonlocal kind, start
         if index == 0:
             head = list(self.model.dense.children())[-1]
             head.register_forward_pre_hook(lambda *_: late_if(f"slow forward on rank {self.rank}"))
         if kind:
-            now = self.ledger.totals()
+            end = self.ledger.totals()
+            took = {part: end[part] - start[part] for part in PARTS}
             with (Path(run) / f"times-{self.rank}.jsonl").open("a") as file:
-                file.write(json.dumps([index - 1, kind, now]) + "\n")
-        kind = KINDS[index % len(KINDS)]
+                file.write(json.dumps([index - 1, kind, took]) + "\n")
+        self.saver._idle()  # an upload is over before the next step
+        kind, start = KINDS[index % len(KINDS)], self.ledger.totals()
         return step(self, stepper, loader, index, passed_over)
 
     def late_next(self: Loader) -> Any:
@@ -74,11 +74,10 @@ def plant(run: str, number: int) -> None:
 
 def moved(file: Path) -> dict[str, dict[str, float]]:
     """What is planted → part → by how much its median over the steps with it is longer than over those without."""
-    lines = [json.loads(line) for line in file.read_text().splitlines()]
     seconds: dict[str, list[dict[str, float]]] = {kind: [] for kind in KINDS}
-    for (_, _, before), (index, kind, now) in pairwise(lines):
+    for index, kind, took in map(json.loads, file.read_text().splitlines()):
         if index >= FIRST:
-            seconds[kind].append({part: now[part] - before[part] for part in PARTS})
+            seconds[kind].append(took)
     assert all(len(steps) >= CYCLES for steps in seconds.values())
 
     def medians(kind: str, part: str) -> float:

@@ -13,7 +13,7 @@ import pytest
 from gemctl.config.compose import to_yaml
 from gemctl.config.schema import Config, DataConfig, TrainConfig
 from gemctl.errors import InputError
-from gemctl.render.page import report_html
+from gemctl.render.page import diff_html, report_html
 from gemctl.render.progress import Progress
 from gemctl.render.show import plain, rendered
 from gemctl.run.attempt import Attempt, Base, claim
@@ -22,6 +22,7 @@ from gemctl.run.directory import RunDir
 from gemctl.run.files import JsonLog, create_json
 from gemctl.run.manifest import Manifest, RunFacts, describe_file, publish
 from gemctl.run.report import build
+from gemctl.run.rollback import RolledBack, record
 
 PARTS = ("import", "process_group", "build", "load", "first_batch", "first_step")
 RANKS = 4
@@ -230,6 +231,102 @@ def test_two_runs_side_by_side(run: RunDir, tmp_path: Path) -> None:
     shown = text(diff)
     assert re.search(r"click gap closed +70.0% +50.0% +−20.0 points", shown)
     assert re.search(r"click NE +0.8600 +0.9000 +\+0.0400", shown)
+
+
+def test_the_diff_tells_shape_from_system(run: RunDir, tmp_path: Path) -> None:
+    """The second run's model has half the FLOPs; its steps take 2.5 s in place of 5, of which it waits more."""
+    other = RunDir.create(str(tmp_path), "other", ["gemctl"])
+    attempt = write_attempt(other, 1, 0, [], {"outcome": "finished", "step": 40})
+    metrics, ledger = JsonLog(attempt.metrics), JsonLog(attempt.ledger)
+    for step in (10, 40):
+        metrics.write(train_line(step, float(step), 2.5, flops=2e9))
+        parts = dict.fromkeys(PARTS, 0.0) | {"dense_forward": 1.0, "dense_backward": 0.5, "flag_wait": 1.0}
+        ledger.write(ledger_line(step, float(step), parts, 0.0))
+    diff = compare(run, other)
+    changes = {factor.name: factor.changes for factor in diff.factors}
+    assert changes == pytest.approx(
+        {
+            "FLOPs per example": 2.0,
+            "effective MFU": 1.0,
+            "ranks": 1.0,
+            "peak of one rank (FLOP/s)": 1.0,
+            "examples/s": 2.0,
+        }
+    )
+    assert diff.parts["flag_wait"] == (0.0, pytest.approx(2 / 39), pytest.approx(2 / 39))
+    assert diff.parts["a step"][1] == pytest.approx(5.0 / 39)
+    assert sum(one for name, (one, _, _) in diff.parts.items() if name != "a step") == pytest.approx(
+        diff.parts["a step"][0]
+    )
+    shown = [" ".join(line.split()) for line in text(diff).splitlines()]
+    assert "FLOPs per example 4 M 2 M × 2.000" in shown and "flag_wait 0.00 51.28 +51.28" in shown
+    page = html.unescape(diff_html(diff))
+    assert "Why the speed differs" in page and "+51.28" in page and "× 2.000" in page
+    back = json.loads(json.dumps(plain(diff)))
+    assert back["parts"]["flag_wait"][2] == pytest.approx(2 / 39)
+    assert {factor["name"]: factor["changes"] for factor in back["factors"]} == changes
+
+
+def test_a_step_is_told_part_by_part_in_milliseconds(run: RunDir) -> None:
+    """38 steps counted: 9 and 10 of the first attempt, and 9 and 10 of the second."""
+    assert build(run).step_seconds == pytest.approx(
+        {"dense_forward": 4 * 3.9 / 38, "data_wait": 4 / 38, "unaccounted": 0.4 / 38}
+    )
+
+
+def test_a_difference_that_shows_as_nothing_has_no_sign(run: RunDir) -> None:
+    shown = text(compare(run, run))
+    assert not re.search(r"[+−]0[.0]*( |$)", shown), shown
+    assert re.search(r"click NE +0.8600 +0.8600 +0.0000", shown)
+
+
+def test_stragglers_saves_and_roll_backs_are_told(run: RunDir) -> None:
+    first, second = run.attempts()
+    ledger = JsonLog(second.ledger)
+    named = {"kind": "straggler", "step": 25, "time": 1.0, "rank": 3, "host": "n4", "ratio": 3.0, "share": 0.5,
+             "part": "dense_backward"}  # fmt: skip
+    ledger.write(named)
+    cost = {"rank": 3, "host": "n4", "lost": 30.0, "steps": 10, "own": 30.0, "others": 12.0, "part": "dense_backward"}
+    line = ledger_line(40, 1.0, dict.fromkeys(PARTS, 0.0) | {"dense_forward": 30.0}, 0.0)
+    ledger.write(line | {"stragglers": [cost, cost | {"rank": 1, "host": "n2", "lost": 3.0}]})
+    ledger.write(line | {"stragglers": [cost | {"lost": 10.0, "part": "data_wait"}]})
+    record(first, RolledBack(30, "gradient", [2]))
+    save(run, 40, 2)
+    log = JsonLog(first.saves)
+    for step, stall in ((10, 2.0), (20, 0.25), (30, 0.5)):
+        log.write({"event": "saved", "step": step, "stall": stall, "seconds": 2.0})
+    report = build(run)
+    worst, other = report.stragglers
+    assert (worst.rank, worst.host, worst.attempt, worst.first_step, worst.steps) == (3, "n4", 2, 25, 20)
+    assert (worst.ratio, worst.part, worst.lost) == (2.5, "dense_backward", 40.0)
+    assert worst.share == pytest.approx(40 / (RANKS * (2 * 5.0 + 60))) and other.rank == 1
+    assert (report.saves.saved, report.saves.first_stall, report.saves.stall, report.saves.most) == (3, 2.0, 0.375, 2.0)
+    back, recovered = report.attempts
+    assert back.rolled_back is not None and back.rolled_back.startswith("rank 2: step 30: a gradient is not finite")
+    assert recovered.recovery_s is not None and recovered.first_step_s is not None
+    shown, page = text(report), html.unescape(report_html(report))
+    for figure in ("Stragglers", "n4", "40.0", "Stall of the first", "2.000", "recovery (s)",
+                   f"{recovered.recovery_s + recovered.first_step_s:.2f}"):  # fmt: skip
+        assert figure in shown and figure in page, figure
+
+
+def test_progress_names_a_straggler_and_says_no_time_that_it_does_not_know(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gemctl.render.progress.READ_EVERY", 0.0)
+    out = io.StringIO()
+    third = claim(run.path, 3, nodes=1, ranks_per_node=RANKS, heartbeat=1.0)
+    named = {"kind": "straggler", "step": 15, "time": 1.0, "rank": 3, "host": "n4", "ratio": 2.96, "share": 0.5,
+             "part": "dense_forward"}  # fmt: skip
+    with Progress(40, out) as progress:
+        JsonLog(third.metrics).write(train_line(10, 100.0, 5.0))
+        JsonLog(third.ledger).write(named)
+        progress.follow(third)
+        progress.follow(third)
+    said = out.getvalue()
+    wanted = "rank 3 on n4 takes 3.0 × the others' time, most of it in dense_forward: 50% of all ranks' time is lost"
+    assert said.count(wanted) == 1
+    assert "step 10/40" in said and "left" not in said
 
 
 def test_progress_follows_the_files_line_by_line(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
