@@ -233,6 +233,10 @@ class Cluster:
     def connect(self, name: str) -> None:
         self._ip(f"link set port-{name} up")
 
+    def loopback(self, name: str, up: bool) -> None:
+        """Takes a node's loopback away, or gives it back."""
+        self._ip(f"link set lo {'up' if up else 'down'}", host=self.nodes[name])
+
     def heal(self) -> None:
         """Ends all jobs and has every node up again, whatever was done to it."""
         self.run("scancel", "--full", "--signal=KILL", "--user=root")

@@ -186,9 +186,11 @@ class Desk:
     def start_again(self, job: str, seconds: float = WAIT) -> None:
         """Waits until the job has been queued again, and has it start at once: SLURM 22.05 waits for two minutes.
 
-        While the job's last processes end, SLURM forgets what it is told of the start.
+        While the job's last processes end, SLURM forgets what it is told of the start; in the second in which it has
+        revoked a job's credential, it would take the new one for the revoked one.
         """
         self.job_ended(job, "PENDING", seconds)
+        time.sleep(2)
 
         def started() -> bool:
             self.cluster.run("scontrol", "update", f"JobId={job}", "StartTime=now")

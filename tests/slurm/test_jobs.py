@@ -72,3 +72,22 @@ def test_ranks_of_four_hosts_follow_the_network_not_the_names(desk: Desk) -> Non
     assert names == ["n1", "n3", "n2", "n4"]
     shards = [{names[rank] for rank in ranks} for ranks in groups(mesh.topology)["dp_shard"].tolist()]
     assert shards == [{"n1", "n3"}, {"n2", "n4"}]
+
+
+def test_sweep_of_four_runs_as_one_array(desk: Desk) -> None:
+    done = desk.gemctl(
+        "train", "-m", *desk.words("launcher.nodes=1", "launcher.ranks_per_node=1", "topology.dp_replicate=1"),
+        "train.steps=2,3", "run.seed=1,2", "--json",
+    )  # fmt: skip
+    assert done.code == 0, done.told
+    swept = done.json()["runs"]
+    assert [one["settings"] for one in swept] == [
+        [f"train.steps={steps}", f"run.seed={seed}"] for steps in (2, 3) for seed in (1, 2)
+    ]
+    runs = {run.id: run for run in desk.runs()}
+    for one in swept:
+        run = runs[one["run"]]
+        assert desk.ended(run, 1)["outcome"] == "finished"
+        assert f"train.steps={run.saved()[0]}" == one["settings"][0]
+        desk.job_ended(one["job"], "COMPLETED")
+    assert len({one["job"].split("_")[0] for one in swept}) == 1
