@@ -35,7 +35,7 @@ from gemctl.run.files import create_json, read_json
 from gemctl.run.inject import maybe_inject
 from gemctl.run.laid import lay_attempt, read_mesh
 from gemctl.run.manifest import RunFacts, count_kinds, newest_verified
-from gemctl.run.requests import pending
+from gemctl.run.requests import Request, pending
 from gemctl.run.rollback import passed_over, record
 from gemctl.run.stages import Stage, StageRecorder
 from gemctl.run.warm_start import match
@@ -132,7 +132,7 @@ class Worker:
         return Trainer(
             self.config, spec, model, DenseOptimizer(model.dense, self.config.optim.dense),
             self._saver(topology), log, self.ledger, _flops(self.config, spec), self._enter, self._wishes,
-            self.rank, self.world,
+            self._stop_filed, self.rank, self.world,
         )  # fmt: skip
 
     def _place(self) -> Mesh:
@@ -178,12 +178,19 @@ class Worker:
         self.stages.enter(stage, step)
         self.planted |= maybe_inject(self.rank, stage, step)
 
+    def _stop_filed(self) -> bool:
+        """True on rank 0 where a stop request waits for the next step."""
+        return self.rank == 0 and any(wish.kind == "stop" for wish in self._pending())
+
+    def _pending(self) -> list[Request]:
+        return pending(self.run_dir, self.attempt, self.handled)
+
     def _wishes(self) -> Flags:
         """What this rank asks the others for in this step; requests are rank 0's to see."""
         flags = Flags(nonfinite="nan" in self.planted, nan_gradient="grad_nan" in self.planted)
         self.planted.clear()
         if self.rank == 0:
-            for request in pending(self.run_dir, self.attempt, self.handled):
+            for request in self._pending():
                 self.handled = request.number
                 flags.stop |= request.kind == "stop"
                 flags.save |= request.kind == "save"

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
+import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from gemctl.checkpoint.save import Saver
@@ -40,6 +42,7 @@ class Trainer:
     flops: Callable[[Batch], float]
     stage: Callable[[Stage, int | None], None]
     wishes: Callable[[], Flags]
+    stop_filed: Callable[[], bool]  # any rank's counts
     rank: int
     world: int
     done: int = 0  # completed steps
@@ -86,7 +89,7 @@ class Trainer:
                 if result.flags.stop:
                     break
                 if train.eval_every and self.done % train.eval_every == 0 and self.done < train.steps:
-                    self.evaluate()
+                    self.evaluate(may_wait=True)
         finally:
             loader.close()
         finished = self.done >= train.steps
@@ -156,8 +159,11 @@ class Trainer:
         with self.ledger.part("tables_sync"):
             self.model.tables.average()
 
-    def evaluate(self) -> None:
-        """NE and AUC over all eval rows; nothing where the configuration has none."""
+    def evaluate(self, *, may_wait: bool = False) -> None:
+        """NE and AUC over all eval rows; nothing where the configuration has none.
+
+        One that `may_wait` is given up when the run is asked to stop: grace is short, and the next step saves.
+        """
         if self.config.data.eval is None:
             return
         self._settle()
@@ -170,8 +176,16 @@ class Trainer:
             )  # fmt: skip
             for on_host in batches:
                 self.stage("eval", self.done)
+                if may_wait and self._stop_filed():
+                    return
                 batch = on_host.to(self.model.device)
                 logits = self.model.predict(batch, self.stride)
                 metrics.update(logits, batch.labels, batch.label_mask, batch.weight, batch.true_probability)
             metrics.reduce(self.model.group)
             self.log.evaluated(self.done, metrics.compute(), time.perf_counter() - start)
+
+    def _stop_filed(self) -> bool:
+        """The same on every rank."""
+        filed = torch.tensor([float(self.stop_filed())], device=self.model.device)
+        dist.all_reduce(filed, group=self.model.group)
+        return bool(filed.item())

@@ -208,7 +208,7 @@ def save_between_averages() -> tuple[bool, bool]:
     saver: Any = SimpleNamespace(save=lambda step, state, position: None)
     trainer = Trainer(
         job.stepper.config, SPEC, job.model, job.optimizer, saver, cast(Any, None), Ledger(), lambda batch: 0.0,
-        lambda name, step: None, Flags, dist.get_rank(), dist.get_world_size(), done=1,
+        lambda name, step: None, Flags, lambda: False, dist.get_rank(), dist.get_world_size(), done=1,
     )  # fmt: skip
     trainer.save()
     return before, _agree(job.model.tables)

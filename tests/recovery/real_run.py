@@ -5,17 +5,24 @@ ended = run_world(1, real_run, str(tmp_path), 2, "grad_nan:rank=1,step=5", ["che
 
 import math
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
+from torch import Tensor
+
 import gemctl.worker
+from gemctl import env
 from gemctl.commands.configured import planned
 from gemctl.config.compose import compose, to_yaml
+from gemctl.data.batch import Batch
 from gemctl.data.synthetic import ensure
 from gemctl.errors import GemctlError
+from gemctl.parallel.assemble import ShardedModel
 from gemctl.plan.build import to_json
 from gemctl.recover.supervisor import Prepared, run_attempts
 from gemctl.run.directory import RunDir
+from gemctl.run.requests import file, pending
 from gemctl.train.loop import Trainer
 from tests.recovery.saved_run import words
 from tests.recovery.small_run import Case, Disturbing, Ended, ForkedAgents, _ended
@@ -40,6 +47,21 @@ def poisoned(run: str, number: int) -> None:
         return step
 
     Trainer.save = poison_and_save  # type: ignore[method-assign]
+    gemctl.worker.main(run, number)
+
+
+def stopped_in_evaluation(run: str, number: int) -> None:
+    """The worker; its host is told to end as rank 0 begins an evaluation, of which each batch takes a second."""
+    predict = ShardedModel.predict
+
+    def slow_predict(self: ShardedModel, batch: Batch, stride: int) -> Tensor:
+        opened = RunDir.open(run)
+        if env.rank() == 0 and not pending(opened, opened.attempt(number)):
+            file(opened, "stop", "SIGTERM")
+        time.sleep(1)
+        return predict(self, batch, stride)
+
+    ShardedModel.predict = slow_predict  # type: ignore[method-assign]
     gemctl.worker.main(run, number)
 
 

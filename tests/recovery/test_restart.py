@@ -16,6 +16,10 @@ import pytest
 from gemctl.run.attempt import Attempt
 from gemctl.run.directory import RunDir
 from gemctl.run.files import read_log
+from gemctl.run.manifest import checkpoints
+from tests.recovery.real_run import real_run, stopped_in_evaluation
+from tests.recovery.small_run import Ended
+from tests.world import run_world
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 JOB = [
@@ -80,3 +84,16 @@ def test_killed_rank_is_replaced_soon(tmp_path: Path) -> None:
         if seconds["detected"] <= 2 and seconds["restart"] <= limits:
             return
     pytest.fail("in none of them")
+
+
+@pytest.mark.slow
+def test_evaluation_is_given_up_when_the_host_is_told_to_end(tmp_path: Path) -> None:
+    """The grace is short: the next step is done, and saved."""
+    asked = ["train.eval_every=2", "train.global_batch=16", "recover.heartbeat=0.1"]
+    ended: Ended = run_world(1, real_run, str(tmp_path), 2, "", asked, stopped_in_evaluation, gloo=False, timeout=120)[
+        0
+    ]
+    assert (ended.error, ended.exit_code, ended.left) == ("Interrupted", 143, [])
+    lines = [(line["stage"], line["step"]) for line in _lines(ended.run_dir.attempt(1))]
+    assert lines.count(("eval", 2)) == 2  # of four batches
+    assert [(one.step, one.flaw) for one in checkpoints(ended.run_dir)] == [(3, None)]
