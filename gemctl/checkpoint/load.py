@@ -51,13 +51,7 @@ def load_some(
 
 
 def _fill(folder: Path, manifest: Manifest, state: Mapping[str, Tensor], group: dist.ProcessGroup | None) -> None:
-    reader = Reader(folder, set(manifest.files))
-    reader.read_metadata()
-    try:
-        dcp.load(dict(state), storage_reader=reader, process_group=group)
-    except dcp.CheckpointException as error:
-        faults = [f"rank {rank}: {fault}" for rank, (fault, _) in sorted(error.failures.items())]
-        raise GemctlError(f"{folder}: loading failed: " + "; ".join(faults)) from error
+    _read(Reader(folder, set(manifest.files)), state, process_group=group)
     arrived = content_sums(state, group)
     saved = {key: stored.content for key, stored in manifest.objects.items() if stored.content is not None}
     if wrong := [key for key, content in saved.items() if as_text(arrived.get(key, 0)) != content]:
@@ -65,10 +59,19 @@ def _fill(folder: Path, manifest: Manifest, state: Mapping[str, Tensor], group: 
 
 
 def read_object(reader: Reader, key: str, target: Tensor) -> None:
-    """Fills `target` with one full tensor of the checkpoint, in this process alone."""
+    """Fills `target` with one full tensor of the checkpoint, in this process alone. Raises as `load`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # DCP warns that there is no process group
-        dcp.load({key: target}, storage_reader=reader, no_dist=True)
+        _read(reader, {key: target}, no_dist=True)
+
+
+def _read(reader: Reader, state: Mapping[str, Tensor], **how: Any) -> None:
+    reader.read_metadata()  # what it refuses, DCP would wrap in an exception of its own
+    try:
+        dcp.load(dict(state), storage_reader=reader, **how)
+    except dcp.CheckpointException as error:  # no Exception: it would pass everyone who waits for one
+        faults = [f"rank {rank}: {fault}" for rank, (fault, _) in sorted(error.failures.items())]
+        raise GemctlError(f"{reader.folder}: loading failed: " + "; ".join(faults)) from error
 
 
 def _refuse(faults: list[str]) -> None:

@@ -130,13 +130,13 @@ class Reader(FileSystemReader):
 
     def __init__(self, folder: Path, files: set[str]) -> None:
         super().__init__(folder)
-        self._folder, self._files = folder, files
+        self.folder, self._files = folder, files
         self._metadata: Metadata | None = None
 
     # No **kwargs, else DCP tries each rank's own metadata file where this one is refused.
     def read_metadata(self) -> Metadata:
         if self._metadata is None:
-            self._metadata = read_metadata(self._folder / METADATA, self._files)
+            self._metadata = read_metadata(self.folder / METADATA, self._files)
         return self._metadata
 
 

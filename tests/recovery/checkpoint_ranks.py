@@ -190,6 +190,17 @@ def load_errors(folders: list[Path]) -> list[list[str]]:
     return found
 
 
+def read_errors(folder: Path, target: Path) -> list[str]:
+    """What `compare` and `export` say of a folder."""
+    said = []
+    for call in (lambda: compare(folder, folder), lambda: export(folder, target, 10**9, True)):
+        try:
+            call()
+        except GemctlError as error:
+            said.append(f"{type(error).__name__}: {error}")
+    return said
+
+
 def load_wrong_state(folder: Path) -> list[str]:
     state = plain_state()
     state["a"] = torch.zeros(7)

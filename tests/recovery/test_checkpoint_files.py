@@ -115,6 +115,16 @@ def test_load_refuses_what_is_damaged_or_planted(run: RunDir, tmp_path: Path) ->
     assert not mark.exists()
 
 
+def test_diff_and_export_refuse_what_is_planted(run: RunDir, tmp_path: Path) -> None:
+    """By a message, though DCP's own exception is none that programs wait for."""
+    mark, folder = tmp_path / "planted", run.checkpoints / "step_4.a1"
+    ranks.plant(folder, mark)
+    _republish(folder)
+    for said in run_world(1, ranks.read_errors, folder, tmp_path / "export")[0]:
+        assert said == f"InputError: {folder}/.metadata: refused: it wants to run posix.mkdir"
+    assert not mark.exists() and not (tmp_path / "export").exists()
+
+
 def _republish(folder: Path) -> None:
     """As one would who wants planted files to be taken for good ones."""
     manifest = read(folder)
