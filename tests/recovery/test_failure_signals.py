@@ -7,6 +7,7 @@ import pytest
 
 from gemctl.config.schema import BudgetsConfig, RecoverConfig
 from gemctl.recover.records import Records
+from gemctl.recover.signals import Asked
 from gemctl.recover.supervisor import Prepared, _Supervisor
 from gemctl.run import process, requests
 from gemctl.run.attempt import claim
@@ -122,6 +123,26 @@ def test_time_limit_saves_and_asks_for_another_job_within_its_budget(ends: dict[
     end = ends["time up, no budget"]
     assert (end.error, end.exit_code, end.left) == ("RunFailed", 1, [])
     assert "not brought back: the scheduler's time limit came, and recover.budgets.time_limit=0" in end.message
+
+
+@pytest.mark.parametrize(
+    ("sent", "reason", "at_once"),
+    [
+        (["SIGUSR1", "SIGTERM", "SIGTERM"], "SIGUSR1", False),  # the limit itself, as the save takes longer
+        (["SIGTERM", "SIGUSR1"], "SIGTERM", False),
+        (["SIGUSR1", "SIGINT"], "SIGINT", False),
+        (["SIGUSR1", "SIGINT", "SIGINT"], "SIGINT", True),
+        (["SIGTERM", "SIGINT"], "SIGINT", True),
+    ],
+)
+def test_what_several_signals_ask_for(sent: list[str], reason: str, at_once: bool) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with Asked() as asked:
+        for name in sent:
+            signal.raise_signal(signal.Signals[name])
+    assert asked.reason is not None
+    assert (asked.reason.name, asked.at_once) == (reason, at_once)
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_dead_agent_ends_the_run(ends: dict[str, Ended]) -> None:
