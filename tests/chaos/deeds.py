@@ -5,8 +5,9 @@ import time
 from collections.abc import Callable
 
 from gemctl.run.files import read_log
+from tests.chaos.damage import damage
 from tests.chaos.processes import Case
-from tests.chaos.scenario import Deed
+from tests.chaos.scenario import Damage, Deed
 
 
 def _targets(case: Case, deed: Deed) -> list[int]:
@@ -25,6 +26,14 @@ def _targets(case: Case, deed: Deed) -> list[int]:
 
 def _kill(case: Case, deed: Deed, resume: list[str]) -> None:
     case.send(signal.SIGKILL, _targets(case, deed))
+
+
+def _spoil_and_kill(case: Case, deed: Deed, resume: list[str]) -> None:
+    """The newest checkpoint is damaged and a rank killed: the next attempt has to find that out by itself."""
+    if case.run is not None:
+        touched = damage(case.run, Damage(deed.what.partition("_")[0], "data", 0.5))
+        case.damaged |= {path.name for path in touched}
+    case.send(signal.SIGKILL, [pid for rank, pid in case.ranks().items() if rank == deed.rank])
 
 
 def _stop(case: Case, deed: Deed, resume: list[str]) -> None:
@@ -79,6 +88,7 @@ def _interrupt_twice(case: Case, deed: Deed, resume: list[str]) -> None:
 
 DEEDS: dict[str, Callable[[Case, Deed, list[str]], None]] = {
     **dict.fromkeys(["kill_rank", "kill_ranks", "kill_agent", "kill_supervisor", "kill_all"], _kill),
+    **dict.fromkeys(["flip_and_kill", "cut_and_kill", "remove_and_kill"], _spoil_and_kill),
     **dict.fromkeys(["stop_rank", "stop_ranks", "stop_agent", "stop_supervisor", "stop_all"], _stop),
     **dict.fromkeys(["term_agent", "term_supervisor", "term_all"], _terminate),
     **dict.fromkeys(["take_over_then_wake", "wake_in_take_over"], _take_over),

@@ -36,7 +36,7 @@ CONFIG = {
     },
     "optim": {"dense": {"lr": 1e-3, "warmup": 4}, "tables": {"lr": 0.02}},
     "checkpoint": {"every": EVERY},
-    "recover": {"heartbeat": 0.1, "watchdog": 8.0},
+    "recover": {"heartbeat": 0.1, "watchdog": 60.0},
 }
 
 

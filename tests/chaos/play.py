@@ -1,4 +1,4 @@
-"""Plays one scenario in this process: its commands, deeds and damage, then a last resume without any.
+"""Plays one scenario in this process: its commands, deeds and damage, then a last resume, unless all is done already.
 
 case = play(draw(17), folder, config)
 """
@@ -20,8 +20,14 @@ def play(scenario: Scenario, folder: Path, config: Path) -> Case:
     case = Case(folder)
     for command in scenario.commands:
         _run(case, scenario, command, config)
-    _run(case, scenario, Command(scenario.layout.name), config)
+    if case.damaged or not _finished(case.run):
+        _run(case, scenario, Command(scenario.layout.name), config)
     return case
+
+
+def _finished(run: RunDir | None) -> bool:
+    last = run.last_attempt() if run else None
+    return last is not None and (last.end() or {}).get("outcome") == "finished"
 
 
 def _run(case: Case, scenario: Scenario, command: Command, config: Path) -> None:

@@ -79,7 +79,7 @@ class Command:
     deeds: tuple[Deed, ...] = ()
     damage: tuple[Damage, ...] = ()
     budget: int = 0  # recover.budgets.crash
-    watchdog: float = 20.0
+    watchdog: float = 30.0
     well: bool = False
 
 
@@ -198,7 +198,7 @@ def _hang(dice: random.Random, layout: Layout, turn: int) -> Drawn:
         well = False
     else:
         plant, well = Plant("hang", rank, "step", dice.randrange(1, STEPS)), True
-    return 2, (Command(layout.name, (plant,), budget=int(well), watchdog=6.0),)
+    return 2, (Command(layout.name, (plant,), budget=int(well), watchdog=8.0),)
 
 
 def _stop(dice: random.Random, layout: Layout, turn: int) -> Drawn:
@@ -245,6 +245,13 @@ def _damage(dice: random.Random, layout: Layout, turn: int) -> Drawn:
     return 3, (Command(layout.name, deeds=(end,), damage=damage),)
 
 
+def _damage_while_it_runs(dice: random.Random, layout: Layout, turn: int) -> Drawn:
+    """The next attempt of the same command finds the newest checkpoint damaged, and is told so by nobody."""
+    what = ["flip_and_kill", "cut_and_kill", "remove_and_kill"][turn % 3]
+    deed = Deed(what, When(0, "step", dice.randrange(5, STEPS), 0.02), dice.randrange(layout.world))
+    return 3, (Command(layout.name, deeds=(deed,), budget=2, well=True),)
+
+
 def _stop_request(dice: random.Random, layout: Layout, turn: int) -> Drawn:
     what = ["request_stop", "term_supervisor", "int_supervisor", "int_twice", "term_agent", "term_all"][turn % 6]
     return 2, (Command(layout.name, deeds=(Deed(what, _instant(dice, layout)),)),)
@@ -283,6 +290,7 @@ KINDS: dict[str, Callable[[random.Random, Layout, int], Drawn]] = {
     "two at once": _two_at_once,
     "disk full": _disk_full,
     "damaged files": _damage,
+    "damaged while it runs": _damage_while_it_runs,
     "stop request": _stop_request,
     "other world": _other_world,
     "several": _several,
