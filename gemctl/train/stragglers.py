@@ -23,7 +23,7 @@ from gemctl.train.ledger import PARTS, STARTUP, Ledger
 EVERY = 5  # steps of a window
 RATIO = 1.5
 SHARE = 0.05  # of the rank-seconds, that has to be lost
-FORGET = 4  # windows without being slow after which a rank that is slow again is named again
+FORGET = 4  # windows after its last slow one; a rank that is named later is named anew
 
 MEET = ("tables_forward", "flag_wait", "exposed_communication", "tables_backward", "tables_sync", "optimizer")
 ASIDE = (*STARTUP, "checkpoint_stall", "eval", "peak")  # of no step

@@ -29,7 +29,7 @@ def go(folder: Path, inject: str, *overrides: str, worker: Callable[[str, int], 
 
 @pytest.mark.slow
 def test_a_gradient_that_is_not_finite_goes_back_and_passes_over_its_batch(tmp_path: Path) -> None:
-    ended = go(tmp_path, "grad_nan:rank=1,step=5;nan:step=1", "checkpoint.every=2")
+    ended = go(tmp_path, "grad_nan:rank=1,step=5;nan:step=1", "checkpoint.every=2", "train.spike=1000")
     assert ended.error is None, ended.message
     first, second = ended.run_dir.attempts()
     end = first.end()
@@ -41,6 +41,7 @@ def test_a_gradient_that_is_not_finite_goes_back_and_passes_over_its_batch(tmp_p
     assert any("steps 5" in note and "passed over" in note for note in ended.notes), ended.notes
     newest = read(checkpoints(ended.run_dir)[0].path)
     assert newest.step == 9 and newest.position["applied_updates"] == 7  # 9 but the skipped and the passed over
+    assert len(newest.position["losses"]) == 7, "those before the checkpoint are known to the next attempt"
     assert [line["passed_over"] for line in read_log(second.metrics) if line["step"] == 6] == [1]
     report = build(ended.run_dir)
     assert (report.skipped, report.passed_over, report.outcome) == (1, [5], "finished")
