@@ -56,7 +56,7 @@ def test_interrupted_writing_leaves_nothing_half_done(number: signal.Signals, tm
     assert _appears(tmp_path / ".train.parquet.partial")
     command.send_signal(number)
     _, errors = command.communicate(timeout=20)
-    assert (command.returncode, errors.splitlines()[-1]) == (130, "interrupted")
+    assert (command.returncode, errors.splitlines()[-1]) == (128 + number, "interrupted")
     assert "Traceback" not in errors
     assert [path.name for path in tmp_path.iterdir() if path.suffix != ".yaml"] == []
 
@@ -70,7 +70,7 @@ def test_interrupt_during_the_imports_is_one_too(monkeypatch: pytest.MonkeyPatch
         check=False,
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
     )
-    assert (done.returncode, done.stderr) == (130, "interrupted\n")
+    assert (done.returncode, done.stderr) == (143, "interrupted\n")
 
 
 def test_exit_code_is_seen_without_reaping() -> None:
