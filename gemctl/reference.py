@@ -41,7 +41,8 @@ EXIT_CODES = {
     1: "the run failed; the message names the rank and the stage",
     2: "bad input; nothing was started, every problem is on a line of its own",
     3: "the plan does not fit; the message names the largest objects and the nearest change that fits",
-    130: "interrupted by Ctrl-C; what was done is saved (not after a second Ctrl-C), the message says how to go on",
+    130: "interrupted by Ctrl-C, or ended by `gemctl stop --now`; what was done is saved (not after that, or a second "
+    "Ctrl-C), the message says how to go on",
     143: "told to end by SIGTERM, or by SIGUSR1 where no scheduler brings the run back; else as 130",
 }
 

@@ -341,6 +341,10 @@ def _file_stop(run: RunDir, records: Records) -> None:
     requests.file(run, "stop")
 
 
+def _file_kill(run: RunDir, records: Records) -> None:
+    requests.file(run, "kill")
+
+
 def _damage(run: RunDir, records: Records) -> None:
     """A bit of the newest checkpoint flips, and a rank dies."""
     data = max(run.checkpoints.glob("*/data"), key=lambda path: path.stat().st_mtime)
@@ -382,6 +386,7 @@ DISTURBANCES: dict[str, Callable[[RunDir, Records], None]] = {
     "stop_agent": _stop_agent,
     "stop_host_1": _stop_host_1,
     "file_stop": _file_stop,
+    "file_kill": _file_kill,
     "damage": _damage,
     "kill_self": _kill_self,
     "stop_rank": _stop_rank,

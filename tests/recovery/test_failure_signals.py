@@ -37,6 +37,7 @@ CASES: dict[str, dict[str, object]] = {
     "interrupt": {"disturb": "interrupt", "steps": LONG},
     "interrupt in build": {"disturb": "interrupt", "inject": "hang:rank=1,stage=build", "at": -1},
     "interrupt twice": {"disturb": "interrupt_twice", "steps": LONG},
+    "stop now": {"disturb": "file_kill", "steps": LONG, "budgets": BudgetsConfig(crash=1)},
     "kill agent": {"disturb": "kill_agent", "steps": LONG},
     "stop agent": {"disturb": "stop_agent", "watchdog": 9.0},
     "stop done rank": {"linger": True, "watchdog": 9.0},
@@ -83,6 +84,15 @@ def test_second_interrupt_ends_at_once(ends: dict[str, Ended]) -> None:
     assert (end.error, end.exit_code, end.left) == ("Interrupted", 130, [])
     stages = [line["stage"] for line in read_log(end.run_dir.attempt(1).rank_log(1))]
     assert "save" not in stages
+
+
+def test_a_request_to_end_at_once_is_not_taken_for_a_failure(ends: dict[str, Ended]) -> None:
+    end = ends["stop now"]
+    assert (end.error, end.exit_code, end.left) == ("Interrupted", 130, [])
+    assert "was ended at once" in end.message
+    (attempt,) = end.run_dir.attempts()
+    assert (attempt.end() or {})["outcome"] == "killed"
+    assert "save" not in [line["stage"] for line in read_log(attempt.rank_log(1))]
     assert end.seconds < 3
 
 
