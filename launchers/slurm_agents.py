@@ -120,7 +120,7 @@ def port(job: int, attempt: int) -> int:
 
 def task_ends(text: str) -> dict[int, str]:
     """How tasks ended that srun says have failed: "n2: task 1: Killed" and "n[1-3]: tasks 0-2: …"."""
-    ends = {}
+    ends: dict[int, str] = {}
     for numbers, how in TASK_END.findall(text):
         for part in numbers.split(","):
             first, _, last = part.partition("-")
