@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from gemctl.run import process
 from gemctl.run.attempt import Attempt
 from gemctl.run.directory import RunDir
@@ -42,7 +44,7 @@ def _pids(attempt: Attempt) -> list[int]:
     return [line["pid"] for line in read_log(attempt.agent_log(0)) if line["event"] in {"agent", "rank"}]
 
 
-def test_interrupt_saves_and_a_rank_killed_in_a_save_is_named(tmp_path: Path) -> None:
+def test_interrupt_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
     train = _start(tmp_path, "train", *SMALL, "train.steps=100000")
     _wait_for(lambda: any(line["stage"] == "step" for line in _rank_lines(tmp_path)))
     train.send_signal(signal.SIGINT)
@@ -55,21 +57,24 @@ def test_interrupt_saves_and_a_rank_killed_in_a_save_is_named(tmp_path: Path) ->
     assert checkpoint is not None
     assert (refused, checkpoint.step >= 1) == ([], True)
 
-    kill = "kill:rank=1,stage=save,attempt=2"
-    changes = [f"train.steps={checkpoint.step + 2}", "recover.budgets.crash=0"]
-    resumed = _start(tmp_path, "resume", run.run_id, *changes, inject=kill)
-    _, told = resumed.communicate(timeout=100)
+
+@pytest.mark.slow
+def test_rank_killed_in_a_save_is_named(tmp_path: Path) -> None:
+    asked = ["train.steps=4", "checkpoint.every=2", "recover.budgets.crash=0"]
+    train = _start(tmp_path, "train", *SMALL, *asked, inject="kill:rank=1,step=4,stage=save")
+    _, told = train.communicate(timeout=100)
     ended = time.time()
-    attempt = run.attempt(2)
-    assert resumed.returncode == 1, told
+    run = RunDir.open(next(tmp_path.glob("runs/synthetic/*")))
+    attempt = run.attempt(1)
+    assert train.returncode == 1, told
     for text in (
-        "rank 1 failed first, in stage save",
+        "rank 1 failed first, in stage save, step 4",
         "killed by SIGKILL",
         "rank-1.log",
-        f"from step {checkpoint.step}",
+        f"gemctl resume {run.run_id}",
+        "not tried again: it failed after its first step, and recover.budgets.crash=0",
     ):
         assert text in told
-    assert attempt.base().step == checkpoint.step
     assert [pid for pid in _pids(attempt) if process.running(pid)] == []
     assert ended - read_log(attempt.rank_log(1))[-1]["time"] < 10
 

@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from gemctl.config.schema import BudgetsConfig
 from gemctl.recover.records import Records
 from gemctl.run import process
@@ -53,6 +55,8 @@ def _stop_take_over_wake(root: str) -> tuple[Ended, Ended, list[int]]:
     return new, told, process.wait_until_gone(named, 5)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(200)
 def test_what_a_run_does_that_was_stopped_and_taken_over_is_void(tmp_path: Path) -> None:
     new, old, left = run_world(1, _stop_take_over_wake, str(tmp_path), gloo=False, timeout=120)[0]
     assert (new.error, left) == (None, [])
