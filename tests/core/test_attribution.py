@@ -14,7 +14,7 @@ from gemctl.data.loader import Loader
 from gemctl.train.ledger import AROUND, STEP
 from gemctl.train.loop import Trainer
 from gemctl.train.step import Flags
-from tests.recovery.real_run import real_run
+from tests.recovery.real_run import ahead_of_others, real_run
 from tests.world import run_world
 
 PLANTED = 0.1  # seconds
@@ -36,6 +36,7 @@ SHOWS = {  # (what is planted, rank) → the part
 
 def plant(run: str, number: int) -> None:
     """The worker, with 100 ms planted in three steps of five; each step's seconds by part go to times-<rank>.jsonl."""
+    ahead_of_others()
     kind, start = "", dict.fromkeys(PARTS, 0.0)
     step, following, stage = Trainer._step, Loader.__next__, Stager.stage
 

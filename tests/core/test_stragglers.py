@@ -11,6 +11,7 @@ import torch.distributed as dist
 from gemctl.config.schema import LauncherConfig, TopologyConfig
 from gemctl.mesh.topology import resolve
 from gemctl.parallel.assemble import assemble
+from gemctl.plan.traffic import CLOCKS
 from gemctl.run.files import read_log
 from gemctl.run.report import build
 from gemctl.train.ledger import Ledger
@@ -18,7 +19,7 @@ from gemctl.train.optim import DenseOptimizer
 from gemctl.train.step import Flags, Stepper
 from gemctl.train.stragglers import COLUMNS, EVERY, FORGET, Stragglers, losses
 from tests.core.test_report import text
-from tests.recovery.real_run import real_run
+from tests.recovery.real_run import real_run, train_ahead
 from tests.small import SPEC, local_batch, small_config
 from tests.world import run_world
 
@@ -29,6 +30,10 @@ def rows(*ranks: dict[str, float]) -> torch.Tensor:
 
 FAST = {"dense_forward": 1.0, "dense_backward": 2.0, "flag_wait": 5.0, "tables_forward": 1.5}
 SLOW = {"dense_forward": 3.0, "dense_backward": 6.0, "tables_forward": 0.5}
+
+
+def test_the_plan_counts_what_ranks_tell() -> None:
+    assert len(COLUMNS) == CLOCKS
 
 
 def test_what_a_slow_rank_costs_is_what_the_others_wait() -> None:
@@ -114,7 +119,8 @@ def test_a_rank_whose_data_come_late_is_named_within_20_steps(world: int) -> Non
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_rank_slowed_threefold_is_named_in_ledger_progress_and_report(ranks: int, tmp_path: Path) -> None:
     overrides = ["train.steps=40", "train.log_every=20", "train.global_batch=256"]
-    ended = run_world(1, real_run, str(tmp_path), ranks, "slow:rank=1,factor=3", overrides, gloo=False, timeout=200)[0]
+    asked = (str(tmp_path), ranks, "slow:rank=1,factor=3", overrides, train_ahead)
+    ended = run_world(1, real_run, *asked, gloo=False, timeout=200)[0]
     assert ended.error is None, ended.message
     run = ended.run_dir
     named = [line for line in read_log(run.attempt(1).ledger) if line["kind"] == "straggler"]
