@@ -315,8 +315,14 @@ class _Supervisor:
             return self._judge(attempt, records, None)
         self._order_kill(attempt, records, "a host was lost", lambda: records.ended_but(lost))
         self._kill_all()
+        # An agent that cannot start, or says why it failed, was not taken away, and would fail again.
+        broken = any(records.agents[node].host is None for node in lost)
+        if records.agent_error is not None and records.error_node in lost:
+            broken, lost = True, lost | {records.error_node: records.agent_error}
         cause = lost_hosts(attempt, records, lost)
-        return self._judge(attempt, records, None) if cause is None else _End("failed", records.step(), cause)
+        if cause is None:
+            return self._judge(attempt, records, None)
+        return _End("failed", records.step(), cause, None if broken else "preemption")
 
     def _taken_over(self, records: Records) -> _End:
         self._kill_all()
@@ -362,9 +368,9 @@ class _Supervisor:
 
     def _kind(self, end: _End, records: Records) -> Kind | None:
         """The budget that an end costs."""
-        if end.cause is None:
+        if end.cause is None or end.kind is not None:
             return end.kind
-        if end.cause.kind in {"host", "takeover"}:
+        if end.cause.kind == "takeover":
             return "preemption"
         return "crash" if records.trained or end.cause.stage == "load" else "startup"
 

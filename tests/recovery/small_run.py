@@ -75,6 +75,7 @@ class Case:
     nodes: int = 1
     ranks_per_node: int = 0  # 0: RANKS on one host, two on each of several
     present: int = 2  # nodes whose agents are started
+    broken: bool = False  # the agent of node 1 fails before it has imported all
     store: str = ""  # where the agents meet, if not where they can
     join: float = 30.0  # seconds for the agents to meet
     hosts: tuple[str, ...] = ("n10", "n2")  # their names, by node
@@ -236,6 +237,9 @@ class ForkedAgents(AgentProcesses):
             os.environ["GEMCTL_TOPOLOGY_ADDRESS"] = self.case.addresses[node]
         agent = Agent(self.run, attempt, node, store if self.case.nodes > 1 else None)
         agent.take_signals()
+        if self.case.broken and node == 1:
+            agent.failed(ImportError("no module"))
+            return 1
         return agent.serve(self.worker)
 
     def ended(self) -> dict[int, str]:

@@ -26,6 +26,7 @@ CASES: dict[str, dict[str, object]] = {
     "kill agent": {"disturb": "kill_agent", "steps": LONG},
     "kill agent 1": {"disturb": "kill_agent_1", "steps": 40, "budgets": BudgetsConfig(crash=1)},
     "stop host 1": {"disturb": "stop_host_1", "steps": LONG},
+    "broken agent": {"broken": True, "budgets": BudgetsConfig()},
     "host too few": {"present": 1, "join": 1.0},
     "one name": {"hosts": ("n1", "n1")},
     "misplaced": {"misplace": True},
@@ -90,6 +91,13 @@ def test_host_that_vanishes_is_named(ends: dict[str, Ended], case: str, told: st
     assert (end.error, end.exit_code, end.left) == ("RunFailed", 1, [])
     assert told in end.message
     assert end.seconds < seconds
+
+
+def test_agent_that_fails_by_itself_was_not_taken_away(ends: dict[str, Ended]) -> None:
+    end = ends["broken agent"]
+    assert (end.error, end.left, len(end.run_dir.attempts())) == ("RunFailed", [], 1)
+    assert "lost host n2 (node 1): ImportError: no module" in end.message
+    assert "not tried again: it failed before its first step, and recover.budgets.startup=0" in end.message
 
 
 def test_lost_agent_is_replaced_for_the_next_attempt(ends: dict[str, Ended]) -> None:
