@@ -20,6 +20,7 @@ from gemctl.plan.memory import Inputs
 from gemctl.plan.tables import FLOAT, TablePlan, anchors, ranks_of_host, state_floats
 
 INT = 8
+CLOCKS, CLOCKS_EVERY = 11, 5  # of each rank, and steps between two tellings of them
 ON_HOST = "mp_shard host"  # the part of an mp_shard group that lies on one host: counted as mp_shard
 
 
@@ -188,12 +189,12 @@ def _looked_up(given: Inputs, tables: set[str]) -> tuple[int, float]:
 
 
 def _agreement(given: Inputs) -> list[Row]:
-    """Flags, losses and weights once a micro-batch; the gradient norm once."""
+    """Flags, losses and weights once a micro-batch, with the ranks' clocks now and then; the gradient norm once."""
     world = given.topology.world_size
     if world == 1:
         return []
     accumulate, tasks = given.config.train.accumulate, len(given.spec.labels)
-    values = accumulate * (3 + 2 * tasks) + 1
+    values = accumulate * (3 + 2 * tasks) + 1 + world * CLOCKS / CLOCKS_EVERY
     return [
         (WORLD, "all-reduce", "flags, losses, gradient norm", accumulate + 1, 2 * (world - 1) / world * values * INT)
     ]

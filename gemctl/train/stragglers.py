@@ -18,9 +18,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gemctl.plan.traffic import CLOCKS_EVERY
 from gemctl.train.ledger import PARTS, STARTUP, Ledger
 
-EVERY = 5  # steps of a window
+EVERY = CLOCKS_EVERY  # steps of a window
 RATIO = 1.5
 SHARE = 0.05  # of the rank-seconds, that has to be lost
 FORGET = 4  # windows after its last slow one; a rank that is named later is named anew
