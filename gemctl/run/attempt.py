@@ -151,7 +151,9 @@ class Attempt:
             return b""
 
     def end(self) -> dict[str, Any] | None:
-        """How the attempt ended: `outcome` (finished, stopped, failed), `step`, `cause`. None: it did not say."""
+        """How the attempt ended: `outcome` (finished, stopped, preempted, killed, failed), `step`, steps `saved`, the
+        budget (`kind`) that it costs, the `signal` that stopped it, the `cause`. None: it did not say.
+        """
         return read_json(self.end_file) if self.end_file.exists() else None
 
     def write_end(self, outcome: str, **facts: Any) -> None:

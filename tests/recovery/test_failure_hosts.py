@@ -9,11 +9,12 @@ import pytest
 from gemctl import rendezvous
 from gemctl.config.schema import BudgetsConfig
 from gemctl.recover.cause import lost_hosts
-from gemctl.recover.records import Records
+from gemctl.recover.records import RANK_LOOK, Records
 from gemctl.run.attempt import claim
 from gemctl.run.directory import RunDir
-from gemctl.run.files import read_log
+from gemctl.run.files import JsonLog, read_log
 from gemctl.run.laid import read_mesh
+from gemctl.run.stages import StageRecorder
 from tests.recovery.small_run import STEPS, Case, Ended, supervise_all
 from tests.world import run_world
 
@@ -161,6 +162,25 @@ def records_of_four(root: Path) -> Records:
     for agent in records.agents:
         agent.host, agent.sign = f"n{agent.node}", time.monotonic() - 1
     return records
+
+
+def test_what_ranks_say_is_looked_at_less_often_than_who_has_ended(tmp_path: Path) -> None:
+    """Agents tell the ends; files of thousands are opened one a millisecond at most."""
+    records = records_of_four(tmp_path)
+    records.look()
+    for rank in range(4):
+        StageRecorder(records.attempt, rank).enter("step", 7)
+    JsonLog(records.attempt.agent_log(2)).write({"event": "end", "ok": True})
+    records._looked_at = {"agents": time.monotonic() - 0.005, "ranks": time.monotonic() + 60}
+    records.look()
+    assert (records.agents[2].well, records.step()) == (True, None)
+    records._looked_at["ranks"] = time.monotonic() - RANK_LOOK
+    records.look()
+    assert records.step() == 7
+    StageRecorder(records.attempt, 1).enter("step", 8)
+    records.update()  # before anything is decided
+    assert records.step() == 8
+    assert not records._due("agents", 3000, 0.0)
 
 
 @pytest.mark.parametrize(
