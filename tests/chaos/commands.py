@@ -24,7 +24,7 @@ from tests.recovery.small_run import AgentProcesses
 
 MODULES = (
     "hydra", "hydra.core.global_hydra", "omegaconf", "pydantic", "pyarrow.parquet",
-    "torch", "torch.distributed.checkpoint", "torch.distributed.fsdp", "torch.distributed.launcher.api",
+    "torch", "torch.utils.tensorboard", "torch.distributed.checkpoint", "torch.distributed.fsdp", "torch.distributed.launcher.api",
     "torchrec", "torchrec.distributed",
     "gemctl.agent", "gemctl.worker", "gemctl.checkpoint.diff", "gemctl.commands.train", "gemctl.commands.resume",
     "gemctl.commands.stop", "gemctl.config.compose", "gemctl.plan.build", "gemctl.recover.supervisor",

@@ -90,8 +90,7 @@ def _lost(case: Case, run: RunDir, keep: int) -> list[str]:
         if name in present and present[name].flaw is None:
             said += verify(present[name].path)
         elif not void(name, float("inf")):
-            newer = [one for one in case.published if steps[one] > steps[name] and one not in case.damaged]
-            if len(newer) < keep:
+            if sum(steps[one] > steps[name] for one in case.published) < keep:
                 said.append(f"{name} was published and is gone")
     return said
 

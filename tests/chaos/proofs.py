@@ -4,7 +4,7 @@ import functools
 import importlib
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -15,7 +15,7 @@ from tests.chaos.layouts import STEPS
 from tests.chaos.oracle import judge
 from tests.chaos.play import play
 from tests.chaos.processes import Case
-from tests.chaos.scenario import Command, Deed, Plant, Scenario, When
+from tests.chaos.scenario import Command, Damage, Deed, Plant, Scenario, When
 
 
 def references(root: Path) -> None:
@@ -43,7 +43,7 @@ def _nothing(case: Any = None) -> None:
 class _Wrong:
     """`before`: done to this process and all its forks; `after`: to what the case has left."""
 
-    command: Command
+    commands: tuple[Command, ...]
     before: Callable[[], None] = _nothing
     after: Callable[[Case], None] = _nothing
     step: int = STEPS  # of the reference
@@ -51,7 +51,7 @@ class _Wrong:
 
 def _objections(root: Path, name: str, wrong: _Wrong, found: dict[str, Path]) -> list[str]:
     wrong.before()
-    scenario = Scenario(0, name, 3, (wrong.command,))
+    scenario = Scenario(0, name, 3, wrong.commands)
     case = play(scenario, root / "wrong" / name.replace(" ", "-"), root / suite.CONFIG)
     wrong.after(case)
     expected = found["two"].with_name(f"step_{wrong.step}.a1")
@@ -103,16 +103,36 @@ def _fail() -> None:
     _patch("gemctl.run.preflight", "preflight", preflight)
 
 
+def replay(root: Path) -> dict[str, list[str]]:
+    """What the suite has found once → what it says of it now."""
+    commands.preload()
+    found = suite.make_references(root)
+    calls = {name: functools.partial(_objections, root, name, wrong, found) for name, wrong in FOUND.items()}
+    return dict(suite.in_forks(calls, suite.LANES))
+
+
 KILLED = Command("two", deeds=(Deed("kill_all", When(0, "step", STEPS - 1)),))
 ORPHANED = Command("two", (Plant("stop", 1, "step", 3),), (Deed("kill_supervisor", When(1, "stopped")),))
 HANGING = Command("two", (Plant("hang", 0, "step", 2),), watchdog=60.0)
 WRONG = {
-    "nothing": _Wrong(KILLED),
-    "another state": _Wrong(KILLED, before=_spoil_load),
-    "an earlier state": _Wrong(KILLED, step=STEPS - 2),
-    "an orphan": _Wrong(ORPHANED, before=_keep_orphans),
-    "a lost checkpoint": _Wrong(KILLED, after=_delete_one),
-    "a passed over checkpoint": _Wrong(KILLED, before=_pass_over),
-    "a hang": _Wrong(HANGING, before=_impatient),
-    "a traceback": _Wrong(KILLED, before=_fail),
+    "nothing": _Wrong((KILLED,)),
+    "another state": _Wrong((KILLED,), before=_spoil_load),
+    "an earlier state": _Wrong((KILLED,), step=STEPS - 2),
+    "an orphan": _Wrong((ORPHANED,), before=_keep_orphans),
+    "a lost checkpoint": _Wrong((KILLED,), after=_delete_one),
+    "a passed over checkpoint": _Wrong((KILLED,), before=_pass_over),
+    "a hang": _Wrong((HANGING,), before=_impatient),
+    "a traceback": _Wrong((KILLED,), before=_fail),
+}
+
+
+def _damaged(*damage: Damage) -> Command:
+    return replace(KILLED, damage=damage)
+
+
+FOUND = {
+    "two checkpoints have changed places": _Wrong((_damaged(Damage("swap_folders", "data", 0.5)),)),
+    "no checkpoint is whole": _Wrong((_damaged(*(Damage("flip", "data", 0.5, newest) for newest in range(3))),)),
+    "a planted pickle is all that there is to read": _Wrong((_damaged(Damage("plant", "data", 0.5)),)),
+    "two resumes at once": _Wrong((KILLED, Command("two", deeds=(Deed("resume_too", When(0, "command")),)))),
 }

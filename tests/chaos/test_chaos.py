@@ -45,3 +45,8 @@ def test_the_suite_objects_to_what_is_wrong(root: Path) -> None:
     )
     assert any("ran for more than 4 s" in line for line in said["a hang"])
     assert any("ended with a traceback: ValueError: planted" in line for line in said["a traceback"])
+
+
+def test_what_was_found_stays_right(root: Path) -> None:
+    said: dict[str, list[str]] = run_world(1, proofs.replay, root, gloo=False, timeout=300)[0]
+    assert said == {name: [] for name in proofs.FOUND}
