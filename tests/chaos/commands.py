@@ -24,8 +24,8 @@ from tests.recovery.small_run import AgentProcesses
 
 MODULES = (
     "hydra", "hydra.core.global_hydra", "omegaconf", "pydantic", "pyarrow.parquet",
-    "torch", "torch.utils.tensorboard", "torch.distributed.checkpoint", "torch.distributed.fsdp", "torch.distributed.launcher.api",
-    "torchrec", "torchrec.distributed",
+    "torch", "torch.utils.tensorboard", "torch.distributed.checkpoint", "torch.distributed.fsdp",
+    "torch.distributed.launcher.api", "torchrec", "torchrec.distributed",
     "gemctl.agent", "gemctl.worker", "gemctl.checkpoint.diff", "gemctl.commands.train", "gemctl.commands.resume",
     "gemctl.commands.stop", "gemctl.config.compose", "gemctl.plan.build", "gemctl.recover.supervisor",
     "gemctl.render.progress", "gemctl.render.show", "gemctl.launchers.local", "gemctl.data.synthetic",

@@ -89,9 +89,8 @@ def _lost(case: Case, run: RunDir, keep: int) -> list[str]:
     for name in case.published.keys() - case.damaged:
         if name in present and present[name].flaw is None:
             said += verify(present[name].path)
-        elif not void(name, float("inf")):
-            if sum(steps[one] > steps[name] for one in case.published) < keep:
-                said.append(f"{name} was published and is gone")
+        elif not void(name, float("inf")) and sum(steps[one] > steps[name] for one in case.published) < keep:
+            said.append(f"{name} was published and is gone")
     return said
 
 
