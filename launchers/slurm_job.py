@@ -113,7 +113,7 @@ def step(role: "Role", slurm: SlurmConfig, hosts: Sequence[str] | None = None, o
     command = " ".join([shell_word(role.entrypoint), *map(shell_word, role.args)])
     return [
         "srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--overlap", "--mem=0",
-        "--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--quit-on-interrupt", "--input=none", "--export=ALL",
+        "--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--input=none", "--export=ALL",
         *options, "bash", "-c", f"{ADDRESS}; exec {command}",
     ]  # fmt: skip
 

@@ -20,7 +20,7 @@ from gemctl.mesh.groups import LISTED, topology_key
 from gemctl.run.files import entries
 
 SECONDS = 60.0  # for as many nodes to answer as are needed
-LATE = 3.0  # seconds for the others, once that many have
+LATE = 5.0  # seconds for the others, once that many have
 POLL = 0.05
 SILENT = "it gave no sign"
 
@@ -82,12 +82,16 @@ def _reports(folder: Path, hosts: Sequence[str]) -> dict[str, NodeReport]:
 
 
 def end(step: "subprocess.Popen[bytes]", seconds: float, grace: float) -> None:
-    """Has srun kill its step unless it ends by itself within `grace`, and waits for that; after `seconds` srun alone is
-    killed: a node is not reached."""
+    """Ends all of a step's processes unless they do by themselves within `grace`; after `seconds` kills srun alone,
+    as a node is not reached.
+
+    srun passes SIGUSR2 on to every process by itself, also while no controller answers, and nothing handles it. What
+    srun does at an interrupt would begin with a SIGTERM, which an agent takes for the wish that its ranks save.
+    """
     with contextlib.suppress(subprocess.TimeoutExpired):
         step.wait(grace)
     if step.poll() is None:
-        step.send_signal(signal.SIGINT)  # --quit-on-interrupt: the first one counts
+        step.send_signal(signal.SIGUSR2)
         try:
             step.wait(seconds)
         except subprocess.TimeoutExpired:

@@ -19,7 +19,7 @@ from gemctl.cluster.host import Host, this_host
 
 LOOPBACK = "127.0.0.1"
 CLOCK = 30.0  # seconds that clocks may differ: requests and records of several hosts are put in order by time
-SECONDS = 5.0  # for a message to come back over the loopback
+SECONDS = 2.0  # for a message to come back over the loopback
 MESSAGE = b"gemctl"
 
 

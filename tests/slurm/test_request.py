@@ -96,7 +96,7 @@ exec PYTHON -m gemctl supervise /scratch/runs/gem/7 --submission 2
 """
 STEP = [
     "srun", "--nodes=3", "--ntasks=3", "--ntasks-per-node=1", "--overlap", "--mem=0", "--no-kill",
-    "--kill-on-bad-exit=0", "--wait=0", "--quit-on-interrupt", "--input=none", "--export=ALL",
+    "--kill-on-bad-exit=0", "--wait=0", "--input=none", "--export=ALL",
     "--nodelist=n1,n2,n4", "--cpus-per-task=48", "--cpu-bind=cores", "--mem-bind=local",
     "--container-image=/images/gemctl.sqsh", "--container-mounts=/scratch:/scratch,/data:/data:ro",
     "--container-workdir=/scratch", "bash", "-c",
