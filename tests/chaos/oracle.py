@@ -111,7 +111,7 @@ def _of_state(case: Case, run: RunDir, scenario: Scenario, references: dict[str,
 
 
 def differences(folder: Path, expected: Path, tolerance: float) -> list[str]:
-    """Where the two checkpoints' states differ, in any bit or, with a tolerance, by more than it."""
+    """Where the two checkpoints' states differ: by more than the tolerance or, where that is 0, in any bit."""
     mine, reference = read(folder), read(expected)
     if mine.position != reference.position:
         return [f"the position is {mine.position}, it should be {reference.position}"]
@@ -126,6 +126,6 @@ def differences(folder: Path, expected: Path, tolerance: float) -> list[str]:
         if not torch.equal(*(value.view(-1).view(torch.uint8) for value in values)):
             first, second = (value.double() for value in values)
             distance = float((first - second).norm() / second.norm().clamp(min=1e-12))
-            if not distance <= tolerance:
+            if not (tolerance and distance <= tolerance):
                 said.append(f"{key} is off by {distance:.2g} of its norm")
     return said
