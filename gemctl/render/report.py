@@ -216,8 +216,7 @@ def _traffic(value: Report) -> Section:
     columns = ["axis", "collective", "calls", "sent", "planned calls", "planned"]
     note = (
         "Of one rank in a step of the last attempt, by ring counts. Counted: means over ranks and steps. Planned: the "
-        "rank with most rows, at the data's mean lengths. world: its all-reduce also carries each rank's clocks every "
-        "five steps, which is not planned."
+        "rank with most rows, at the data's mean lengths."
     )
     return Section("Traffic", columns, rows, note)
 
