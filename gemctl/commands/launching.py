@@ -79,10 +79,13 @@ def checked_plan(config: "Config") -> "Plan":
     torch and FBGEMM that do not belong together."""
     from gemctl.cluster import software
     from gemctl.plan.build import check_fits
+    from gemctl.render.show import note
     from gemctl.run import inject
 
     inject.check(config.launcher.nodes * config.launcher.ranks_per_node)
     launcher_of(config.launcher.kind).check(config)
+    if config.launcher.kind != "slurm" and config.launcher.slurm is not None:
+        note(f"launcher.slurm is not used: launcher.kind={config.launcher.kind}")
     software.require()
     plan = planned(config)
     check_fits(plan)

@@ -175,6 +175,11 @@ def test_options_that_nothing_would_use_are_named() -> None:
     assert "launcher.slurm.container_image is not" in caught.value.problems[1]
 
 
+def test_options_of_another_launcher_are_said_to_be_unused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "launcher.slurm.partition=gpu", "--dry-run", "--json"]) == 0
+    assert "launcher.slurm is not used: launcher.kind=local" in capsys.readouterr().err
+
+
 def test_memory_of_nodes_is_not_this_machines() -> None:
     assert cluster_memory(compose(None, ["launcher=slurm"])).host is None
     assert cluster_memory(compose(None, ["launcher=slurm", "launcher.slurm.memory_gb=2"])).host == 2 << 30
