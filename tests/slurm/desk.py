@@ -195,7 +195,7 @@ class Desk:
         def started() -> bool:
             self.cluster.run("scontrol", "update", f"JobId={job}", "StartTime=now")
             time.sleep(1)
-            return self.job_state(job) == "RUNNING"
+            return self.job_state(job) in {"RUNNING", "COMPLETED"}
 
         wait_for(started, seconds, lambda: f"job {job} running, not {self.job_state(job)}{self.story(self.newest())}")
 
