@@ -183,21 +183,26 @@ class Desk:
             lambda: self.job_state(job) == state, seconds, lambda: f"job {job}: {state}, not {self.job_state(job)}"
         )
 
-    def start_again(self, job: str, seconds: float = WAIT) -> None:
-        """Waits until the job has been queued again, and has it start at once: SLURM 22.05 waits for two minutes.
+    def start_again(self, job: str, restarts: int = 1) -> None:
+        """Waits until the job runs (or has run) for the time after `restarts`, and has it start as soon as it waits:
+        SLURM 22.05 would wait for two minutes.
 
-        While the job's last processes end, SLURM forgets what it is told of the start; in the second in which it has
-        revoked a job's credential, it would take the new one for the revoked one.
+        In the second in which SLURM has revoked a job's credential, it takes the new one for the revoked one.
         """
-        self.job_ended(job, "PENDING", seconds)
-        time.sleep(2)
 
         def started() -> bool:
-            self.cluster.run("scontrol", "update", f"JobId={job}", "StartTime=now")
-            time.sleep(1)
-            return self.job_state(job) in {"RUNNING", "COMPLETED"}
+            state, count = self.job_state(job), self.restarts(job)
+            if state == "PENDING":
+                time.sleep(2)
+                self.cluster.run("scontrol", "update", f"JobId={job}", "StartTime=now")
+            return count >= restarts and state in {"RUNNING", "COMPLETED"}
 
-        wait_for(started, seconds, lambda: f"job {job} running, not {self.job_state(job)}{self.story(self.newest())}")
+        wait_for(started, WAIT, lambda: f"restart {restarts} of job {job}: {self.job_state(job)}")
+
+    def restarts(self, job: str) -> int:
+        """How often SLURM has queued the job again."""
+        told = self.cluster.run("scontrol", "--oneliner", "show", "job", job).stdout
+        return next((int(word[9:]) for word in told.split() if word.startswith("Restarts=")), 0)
 
     def story(self, run: Watched) -> str:
         """What there is to know of a run that a test waits for in vain."""

@@ -49,7 +49,7 @@ def test_stop_saves_and_the_job_completes(desk: Desk) -> None:
     assert (end["outcome"], run.saved()[0]) == ("stopped", end["step"])
     assert save_begins(run, asked) < 1.0
     desk.job_ended(run.job(), "COMPLETED")
-    assert desk.cluster.must("scontrol", "-o", "show", "job", run.job()).count("Restarts=0 ") == 1
+    assert desk.restarts(run.job()) == 0
     assert desk.gemctl("status", run.id, "--json").json()["state"] == "stopped"
 
 
@@ -83,7 +83,7 @@ def test_five_preemptions_leave_the_crash_budget_alone(desk: Desk, undisturbed: 
         end = desk.ended(run, number)
         assert (end["outcome"], end["kind"]) == ("stopped", "preemption")
         desk.job_ended(urgent, "COMPLETED")
-        desk.start_again(run.job())
+        desk.start_again(run.job(), number)
     assert desk.ended(run, 6)["outcome"] == "finished"
     desk.job_ended(run.job(), "COMPLETED")
     kinds = [line["kind"] for line in read_log(run.dir.supervisor_log) if line["event"] == "end"]
@@ -98,7 +98,7 @@ def test_job_that_fails_at_build_runs_once(desk: Desk) -> None:
     assert "rank 2 on n3 failed first, in stage build" in end["cause"]["text"]
     desk.job_ended(run.job(), "FAILED")
     assert not run.attempt(2).path.exists()
-    assert "Restarts=0 " in desk.cluster.must("scontrol", "-o", "show", "job", run.job())
+    assert desk.restarts(run.job()) == 0
 
 
 def test_resume_locally_on_two_ranks_and_back(desk: Desk) -> None:

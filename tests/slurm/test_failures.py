@@ -67,7 +67,7 @@ def test_spare_node_takes_the_place_of_one_that_dies(desk: Desk, undisturbed: Sa
     assert bad in json.loads((run.attempt(2).path / "hosts.json").read_text())["left_out"]
     assert run.saved() == undisturbed
     desk.job_ended(run.job(), "COMPLETED")
-    assert "Restarts=0 " in desk.cluster.must("scontrol", "-o", "show", "job", run.job())
+    assert desk.restarts(run.job()) == 0
 
 
 def test_bad_node_is_named_and_left_out(desk: Desk) -> None:
