@@ -105,7 +105,7 @@ def test_what_a_node_that_was_cut_off_writes_after_the_takeover_is_void(desk: De
     desk.at_work(run, step=5)
     (host,) = run.hosts(1)
     desk.cluster.cut(host)
-    wait_for(lambda: desk.job_state(run.job()) == "PENDING", 240, lambda: f"PENDING{desk.story(run)}")
+    wait_for(lambda: desk.restarts(run.job()) == 1, 240, lambda: f"a restart{desk.story(run)}")
     desk.cluster.signal(host, signal.SIGSTOP)
     desk.start_again(run.job())
     desk.at_work(run, 2)

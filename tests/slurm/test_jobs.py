@@ -1,6 +1,7 @@
 """Jobs from their submission to their report, and where on the network they lie."""
 
 import json
+import sys
 import tempfile
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 
 from gemctl.mesh.groups import Mesh, groups
 from tests.slurm.cluster import Cluster, missing
-from tests.slurm.desk import Desk
+from tests.slurm.desk import Command, Desk
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -91,3 +92,17 @@ def test_sweep_of_four_runs_as_one_array(desk: Desk) -> None:
         assert f"train.steps={run.saved()[0]}" == one["settings"][0]
         desk.job_ended(one["job"], "COMPLETED")
     assert len({one["job"].split("_")[0] for one in swept}) == 1
+
+
+def test_torchx_runs_a_component_of_two_replicas_as_one_job(desk: Desk) -> None:
+    torchx = str(Path(sys.executable).with_name("torchx"))
+    component = ["utils.sh", "--num_replicas", "2", "echo", "replica", "${replica_id}"]
+    run = [torchx, "run", "-s", "gemctl_slurm", "-cfg", "partition=main,exclusive=true", "--wait", "--log", *component]
+    done = Command(desk.cluster.start(*run, folder=desk.folder)).done()
+    assert done.code == 0, done.told
+    assert "Job finished: SUCCEEDED" in done.told
+    job = done.out.split()[0].removeprefix("gemctl_slurm://torchx/")
+    assert "NumNodes=2 " in desk.cluster.must("scontrol", "-o", "show", "job", job)
+    lines = [(desk.folder / f"slurm-{job}-{replica}.log").read_text() for replica in range(2)]
+    assert lines == ["replica 0\n", "replica 1\n"]
+    assert "sh/1 replica 1" in done.told + done.out
