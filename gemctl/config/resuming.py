@@ -57,7 +57,7 @@ RULES = (
     Rule("train.log_every", Kind.FREE, "logs do not touch the state"),
     Rule("train.accumulate", Kind.FREE, "the same sums in another order"),
     Rule("train.recompute", Kind.FREE, "the same values, made twice"),
-    Rule("train.nan", Kind.FREE, "matters only where a loss is not finite"),
+    Rule("train.nan", Kind.FREE, "matters only where a loss or a gradient is not finite"),
     Rule("train.spike", Kind.FREE, "matters only where a loss is a spike"),
     Rule("train.global_batch", Kind.ALLOW, "step s begins at row s · global_batch: " + ROWS),
     Rule("train", Kind.ALLOW, COURSE),

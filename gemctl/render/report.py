@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from gemctl.render.units import DASH, binary, count, date, milliseconds, number, percent, rate, si
+from gemctl.render.units import DASH, binary, count, date, milliseconds, number, percent, plural, rate, si
 from gemctl.run.compare import Diff
 from gemctl.run.report import AttemptReport, Report
 
@@ -61,7 +61,7 @@ def _identity(value: Report) -> Section:
         ["made", f"{date(run['created'])} on {run['host']}"],
         ["commit", commit],
         ["versions", versions],
-        ["state", f"{value.outcome}, {value.step} of {value.steps or DASH} steps on {last.ranks} ranks"],
+        ["state", f"{value.outcome}, {value.step} of {value.steps or DASH} steps on {plural(last.ranks, 'rank')}"],
         *([["how it ended", value.conclusion]] if value.conclusion is not None else []),
         ["steps not taken", _not_taken(value)],
         ["unknown ids", ", ".join(f"{table} {seen:,}" for table, seen in value.unknown_ids.items() if seen) or "none"],
@@ -167,9 +167,11 @@ def _attempts(value: Report) -> Section:
         ]
         for a in value.attempts
     ]  # fmt: skip
-    return Section(
-        "Attempts", columns, rows, "recovery: from the end of the attempt before to the end of a first step."
+    note = (
+        "to step, done again: as far as its lines go; what it did after the last one (train.log_every) is in "
+        "lost_at_failure. recovery: from the end of the attempt before to the end of a first step."
     )
+    return Section("Attempts", columns, rows, note)
 
 
 def _recovered(attempt: AttemptReport) -> float | None:
@@ -186,8 +188,9 @@ def _checkpoints(value: Report) -> Section:
     s = value.saves
     failed = f", {s.failed} tries failed" if s.failed else ""
     note = (
-        f"{s.saved} saves{failed}. Stall of the first, which also gets the memory for all: {number(s.first_stall, 3)} "
-        f"s; of the later ones: {number(s.stall, 3)} s (median); at most {number(s.most, 3)} s."
+        f"{plural(s.saved, 'save')}{failed}. Stall of the first, which also gets the memory for all: "
+        f"{number(s.first_stall, 3)} s; of the later ones: {number(s.stall, 3)} s (median); "
+        f"at most {number(s.most, 3)} s."
     )
     return Section("Checkpoints", ["checkpoint", "step", "size", "stall (s)", "saved in (s)", "state"], rows, note)
 

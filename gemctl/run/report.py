@@ -362,9 +362,9 @@ def _notes(report: Report) -> list[str]:
     if report.tasks and report.tasks_from == "training":
         notes.append("no evaluation was made: the figures are of the last training interval")
     if report.skipped:
-        notes.append(f"{report.skipped} steps were skipped, as their loss was not finite")
+        notes.append(f"steps skipped, as the loss was not finite: {report.skipped}")
     if report.spikes:
-        notes.append(f"{report.spikes} steps were skipped, as their loss was a spike (train.spike)")
+        notes.append(f"steps skipped, as the loss was a spike (train.spike): {report.spikes}")
     if report.passed_over:
         steps = ", ".join(map(str, report.passed_over))
         notes.append(f"the batches of steps {steps} (from 0) were passed over, as their gradients were not finite")

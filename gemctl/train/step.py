@@ -84,7 +84,7 @@ class Stepper:
         loss, logits, flags = self._micro_batches(index, batch, looked_up, wish)
         result = StepResult(loss, logits, flags.nonfinite or flags.spike, None, self._lr(factor), flags)
         if flags.nonfinite:
-            self._not_finite(index, loss, looked_up)
+            self._not_finite(index, looked_up)
         elif not flags.spike:
             result.grad_norm = self._update(index, looked_up, factor)
             self.spikes.add(loss)
@@ -195,11 +195,11 @@ class Stepper:
         found = RolledBack(index, "gradient", self._where(not finite))
         raise RollBack(found) if self.config.train.nan == "skip" else NanStop(f"{found.text()} (train.nan=stop)")
 
-    def _not_finite(self, index: int, loss: float, looked_up: LookedUp) -> None:
+    def _not_finite(self, index: int, looked_up: LookedUp) -> None:
         """Returns if the batch is to blame, so that it can be skipped."""
         if self.config.train.nan == "stop":
             raise NanStop(
-                f"step {index}: the loss is {loss} and train.nan=stop; nothing was updated. train.nan=skip goes on "
+                f"step {index}: the loss is not finite and train.nan=stop; nothing was updated. train.nan=skip goes on "
                 "without such batches"
             )
         values = [*looked_up.leaves.tensors(), *(weight.detach() for weight in self.model.dense.parameters())]
