@@ -117,6 +117,8 @@ def find(reference: str, root: str) -> RunDir:
         return RunDir.open(matches[0].path)
     if matches:
         raise InputError(f"{reference}: means {len(matches)} runs below {root}: {_names(matches)}")
+    if named := [run for run in runs if run.path.parent.name == reference]:
+        raise InputError(f"{reference}: is the name of {_names(named[-3:])}; name a run by its id, or a prefix of it")
     known = f"the newest are {_names(runs[-3:])}" if runs else "there is none"
     raise InputError(f"{reference}: no such run below {root} ({known}), and no run directory of that path")
 

@@ -57,6 +57,8 @@ def test_run_is_found_by_path_id_and_unique_prefix(run: RunDir) -> None:
         find("zz", root)
     with pytest.raises(InputError, match=f"no such run below {root} .*{run.run_id}"):
         find("nothing", root)
+    with pytest.raises(InputError, match="other: is the name of zzz-1, zzz-12; name a run by its id"):
+        find("other", root)
     (run.path.parent.parent / "other" / "zzz-12" / "run.json").unlink()
     for reference in ("", "n" * 300):
         with pytest.raises(InputError):
