@@ -21,6 +21,7 @@ import contextlib
 import faulthandler
 import gc
 import importlib
+import logging
 import os
 import signal
 import socket
@@ -28,6 +29,7 @@ import sys
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -417,6 +419,9 @@ def _prepare(attempt: Attempt, rank: int) -> None:
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # so that a line's time is when it was said
     # Stays registered for as long as the process lives: a rank that has returned may still be asked for its stack.
     faulthandler.register(signal.SIGUSR1, file=attempt.rank_stack(rank).open("w"), all_threads=True)
+    # What torch says of torch's own calls would be the last words of ranks that are killed.
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
+    logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
 
 
 def _write_to(path: Path) -> None:

@@ -15,7 +15,7 @@ from gemctl.specs.yaml_file import KeyPath, dotted
 
 def check(data: dict[str, Any]) -> tuple[Config | None, dict[KeyPath, str]]:
     """The typed configuration, or None and what is wrong, by place."""
-    found = {path: f"must be a finite number, not {value!r}" for path, value in _beyond_json(data, ())}
+    found = {path: _beyond(data, path, value) for path, value in _beyond_json(data, ())}
     try:
         config: Config | None = adapter().validate_json(json.dumps(_numbers(data)), strict=True)
     except ValidationError as error:
@@ -27,6 +27,11 @@ def check(data: dict[str, Any]) -> tuple[Config | None, dict[KeyPath, str]]:
                 path = (*path, "kind")
             found.setdefault(path, _message(data, path))
     return (None if found else config), found
+
+
+def _beyond(data: dict[str, Any], path: KeyPath, value: Any) -> str:
+    text = (find_in(data, path) or {}).get("type") == "string"
+    return _message(data, path) if text else f"must be a finite number, not {value!r}"
 
 
 def _message(data: dict[str, Any], path: KeyPath) -> str:

@@ -16,6 +16,4 @@ class TaskHeads(nn.Module):
         self.tasks = nn.ModuleList(MLP(inputs, hidden, domains) for _ in spec.labels)
 
     def forward(self, x: Tensor, domain: Tensor) -> Tensor:
-        outputs = torch.stack([task(x) for task in self.tasks], dim=1)
-        index = domain[:, None, None].expand(-1, outputs.shape[1], 1)
-        return outputs.gather(2, index).squeeze(2)
+        return torch.cat([task(x).gather(1, domain[:, None]) for task in self.tasks], dim=1)

@@ -168,8 +168,8 @@ def _attempts(value: Report) -> Section:
         for a in value.attempts
     ]  # fmt: skip
     note = (
-        "to step, done again: as far as its lines go; what it did after the last one (train.log_every) is in "
-        "lost_at_failure. recovery: from the end of the attempt before to the end of a first step."
+        "The seconds of steps done again are lost_work up to the attempt's last line (train.log_every), and "
+        "lost_at_failure after it. recovery: from the end of the attempt before to the end of a first step."
     )
     return Section("Attempts", columns, rows, note)
 

@@ -42,6 +42,11 @@ class Journal:
         """Steps that were done when the attempt began."""
         return self.base().step
 
+    def last_step(self) -> int:
+        """Steps that were done when the attempt ended, those after its last line of metrics too."""
+        stages = read_log(self.attempt.rank_log(0))[-1:]
+        return int(max(self.base_step(), *(line["step"] or 0 for line in [*self.metrics[-1:], *stages]), 0))
+
     def startup(self) -> dict[str, float]:
         """Seconds by start-up stage, from the claim of the attempt to the end of the first step.
 

@@ -187,7 +187,7 @@ def _attempts(journals: list[Journal]) -> list[AttemptReport]:
     for journal in journals:
         back = rolled_back(journal.attempt)
         claim, end = journal.attempt.claim(), journal.attempt.end()
-        last = max((line["step"] for line in journal.metrics), default=journal.base_step())
+        last = journal.last_step()
         redone = int(last - max(journal.limit, journal.base_step())) if journal.limit < last else 0
         recovery = claim.time - before[1] if before and before[0] == (claim.host, claim.pid) and before[1] else None
         reports.append(
@@ -358,7 +358,7 @@ def _notes(report: Report) -> list[str]:
         notes.append(f"the last attempt has not written its end; its last line is {age:.0f} s old")
     redone = sum(attempt.redone for attempt in report.attempts)
     if redone:
-        notes.append(f"{redone} steps were done again by a later attempt; they count as lost_work")
+        notes.append(f"{redone} steps were done again by a later attempt; they count as lost_work and lost_at_failure")
     if report.tasks and report.tasks_from == "training":
         notes.append("no evaluation was made: the figures are of the last training interval")
     if report.skipped:
