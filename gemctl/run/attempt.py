@@ -128,10 +128,10 @@ class Attempt:
         return self.claim().patience if self.claimed else PATIENCE
 
     def claim(self) -> Claim:
-        return Claim(**read_json(self.claim_file))
+        return Claim(**read_json(self.claim_file).fields(Claim))
 
     def base(self) -> Base:
-        return Base(**read_json(self.base_file))
+        return Base(**read_json(self.base_file).fields(Base))
 
     def write_base(self, base: Base) -> None:
         create_json(self.base_file, asdict(base))
@@ -139,7 +139,7 @@ class Attempt:
     def owns_run(self) -> bool:
         """False once a higher attempt exists: what this one still writes is void."""
         return not any(
-            name.isdigit() and int(name) > self.number
+            name.isdecimal() and int(name) > self.number
             for name in os.listdir(self.path.parent)  # noqa: PTH208 (speed)
         )
 

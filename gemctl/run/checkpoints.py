@@ -117,7 +117,7 @@ def _listed(checkpoint: Checkpoint) -> Listed:
 
 def verify_all(reference: str, root: str) -> Verified:
     """Faults of one checkpoint (a path or RUN:step), or of all valid ones of a run."""
-    if _is_checkpoint(Path(reference)) or reference.rpartition(":")[2].isdigit():
+    if _is_checkpoint(Path(reference)) or reference.rpartition(":")[2].isdecimal():
         folder = resolve(reference, root)
         return Verified({str(folder): verify(folder)})
     run = find(reference, root)
@@ -132,7 +132,7 @@ def resolve(reference: str, root: str) -> Path:
     if _is_checkpoint(Path(reference)):
         return Path(reference)
     name, _, step = reference.rpartition(":")
-    if not (name and step.isdigit()):
+    if not (name and step.isdecimal()):
         name, step = reference, ""
     valid = [checkpoint for checkpoint in checkpoints(find(name, root)) if checkpoint.flaw is None]
     for checkpoint in valid:

@@ -78,7 +78,7 @@ class RunDir:
 
     def attempts(self) -> list[Attempt]:
         """All attempts, oldest first. The last one owns the run."""
-        numbers = sorted(int(path.name) for path in entries(self.path / "attempts") if path.name.isdigit())
+        numbers = sorted(int(path.name) for path in entries(self.path / "attempts") if path.name.isdecimal())
         return [self.attempt(number) for number in numbers]
 
     def attempt(self, number: int) -> Attempt:

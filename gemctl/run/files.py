@@ -7,6 +7,7 @@ read_log(path)                          # [{"step": 3}]
 """
 
 import ctypes
+import dataclasses
 import errno
 import json
 import os
@@ -21,6 +22,40 @@ from gemctl.errors import InputError
 FORMAT = 1
 ROOM = 16 << 10  # bytes kept for last lines: an exception's takes up to about 7 KB
 FALLOC_FL_KEEP_SIZE = 1
+PLAIN: dict[object, type | tuple[type, ...]] = {int: int, float: (int, float), str: str}  # field → JSON value
+
+
+class Record(dict[str, Any]):
+    """A JSON object of a file: a key that it does not have is an InputError, which says where it was found.
+
+    It is made as any other dict is, which dataclasses.asdict relies on.
+    """
+
+    where = "a copy of a JSON object"
+
+    @classmethod
+    def found(cls, where: str, values: dict[str, Any]) -> "Record":
+        record = cls(values)
+        record.where = where
+        return record
+
+    def __missing__(self, key: str) -> Any:
+        raise InputError(f"{self.where}: {key} is missing")
+
+    def fields(self, kind: type) -> dict[str, Any]:
+        """All of it, for the dataclass `kind`. InputError if a key is missing, is none of its fields, or holds
+        something else than the number or text that the field is."""
+        known = {one.name: one for one in dataclasses.fields(kind)}
+        needed = (name for name, one in known.items() if one.default is one.default_factory is dataclasses.MISSING)
+        problems = [f"{self.where}: {name} is missing" for name in needed if name not in self]
+        problems += [f"{self.where}: {key} is unknown to this gemctl" for key in self if key not in known]
+        for name in self.keys() & known.keys():
+            wanted = PLAIN.get(known[name].type)
+            if wanted is not None and not isinstance(self[name], wanted):
+                problems.append(f"{self.where}: {name}={self[name]!r} is none of what it may be")
+        if problems:
+            raise InputError(problems)
+        return self
 
 
 def create_json(path: Path, value: dict[str, Any]) -> None:
@@ -56,18 +91,18 @@ def entries(folder: Path) -> list[Path]:
         raise InputError(f"{folder}: {error.strerror}") from error
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> Record:
     """The object in `path` without its `format`. InputError if it is newer than this gemctl, or not a JSON object."""
     return parse_line(path.read_bytes(), str(path))
 
 
-def parse_line(text: bytes, where: str) -> dict[str, Any]:
+def parse_line(text: bytes, where: str) -> Record:
     """The object that `text`, found at `where`, is in JSON, without its `format`. InputError as of `read_json`."""
     try:
-        value = json.loads(text)
-    except ValueError as error:
+        value = json.loads(text, object_hook=lambda values: Record.found(where, values))
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{where}: not JSON ({error})") from error
-    if not isinstance(value, dict):
+    if not isinstance(value, Record):
         raise InputError(f"{where}: a JSON object was expected")
     written = value.pop("format", FORMAT)
     if not isinstance(written, int) or written > FORMAT:
@@ -78,13 +113,16 @@ def parse_line(text: bytes, where: str) -> dict[str, Any]:
 class JsonLog:
     """Appends JSON objects, one a line; each goes out in one write, so lines of several writers do not mix.
 
+    A last line that a dead host has left cut is taken away: it was never read, and the next one would be lost with it.
+
     Room for the last lines, which say how it ended, is kept on the disk: one that is full can still be told of.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._kept = 0  # bytes that are the file's on the disk, however short it is
-        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        _drop_cut_line(self._fd)
 
     def write(self, record: dict[str, Any], *, last: bool = False) -> None:
         """Appends a line, all of it or nothing (OSError, which names the file); a `last` one may use the room kept."""
@@ -100,6 +138,14 @@ class JsonLog:
 
     def close(self) -> None:
         os.close(self._fd)
+
+
+def _drop_cut_line(fd: int) -> None:
+    size = os.fstat(fd).st_size
+    start = max(0, size - ROOM)
+    end = os.pread(fd, size - start, start)
+    if end and not end.endswith(b"\n"):
+        os.ftruncate(fd, start + end.rfind(b"\n") + 1)
 
 
 def _keep(fd: int, size: int) -> None:
@@ -121,7 +167,7 @@ class LogTail:
         self.path = path
         self._offset = self._lines = 0
 
-    def new(self) -> list[dict[str, Any]]:
+    def new(self) -> list[Record]:
         try:
             with self.path.open("rb") as file:
                 file.seek(self._offset)
@@ -135,12 +181,12 @@ class LogTail:
         return found
 
 
-def read_log(path: Path) -> list[dict[str, Any]]:
+def read_log(path: Path) -> list[Record]:
     """All whole lines of a JSON-lines file; empty where there is no file."""
     return LogTail(path).new()
 
 
-def last_line(path: Path) -> dict[str, Any] | None:
+def last_line(path: Path) -> Record | None:
     """The last whole line of a JSON-lines file, however long the file is; None where there is none."""
     try:
         with path.open("rb") as file:

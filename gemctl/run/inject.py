@@ -72,7 +72,7 @@ def _parse_one(text: str, problems: list[str]) -> Event:
             problems.append(f"GEMCTL_INJECT: {key!r} is none of {', '.join(known)}")
         elif key in CHOICES and value not in CHOICES[key]:
             problems.append(f"GEMCTL_INJECT: {key} {value!r} is none of {', '.join(CHOICES[key])}")
-        elif key not in CHOICES and not value.isdigit():
+        elif key not in CHOICES and not value.isdecimal():
             problems.append(f"GEMCTL_INJECT: {key}={value!r} is not a whole number")
         else:
             values[key] = value if key in CHOICES else int(value)

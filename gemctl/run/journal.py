@@ -6,6 +6,7 @@
 What an attempt did past the checkpoint that a later one started from was done again: lines of steps > `limit`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -25,9 +26,9 @@ class Journal:
 
     attempt: Attempt
     limit: float
-    metrics: list[Line]
-    ledger: list[Line]
-    named: list[Line]  # ranks that were found to be stragglers
+    metrics: Sequence[Line]
+    ledger: Sequence[Line]
+    named: Sequence[Line]  # ranks that were found to be stragglers
 
     @property
     def ranks(self) -> int:

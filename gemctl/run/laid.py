@@ -14,7 +14,7 @@ from gemctl.run.files import create_json, read_json
 
 def lay_attempt(attempt: Attempt, hosts: Sequence[HostReport]) -> Mesh:
     """Lays the plan's topology over `hosts` and writes mesh.json. InputError where they are not what was planned."""
-    mesh = lay(Topology(**read_json(attempt.plan)["topology"]), hosts)
+    mesh = lay(Topology(**read_json(attempt.plan)["topology"].fields(Topology)), hosts)
     create_json(attempt.mesh, mesh.to_json())
     return mesh
 

@@ -183,10 +183,10 @@ def read(folder: Path) -> Manifest:
     return Manifest(
         step=body["step"],
         attempt=body["attempt"],
-        facts=RunFacts(**body["facts"]),
+        facts=RunFacts(**body["facts"].fields(RunFacts)),
         position=body["position"],
-        objects={key: StoredObject(**value) for key, value in body["objects"].items()},
-        files={name: StoredFile(**value) for name, value in body["files"].items()},
+        objects={key: StoredObject(**value.fields(StoredObject)) for key, value in body["objects"].items()},
+        files={name: StoredFile(**value.fields(StoredFile)) for name, value in body["files"].items()},
         rng=body["rng"],
     )
 

@@ -71,7 +71,7 @@ def finished(attempt: Attempt, rank: int) -> bool:
 
 def fail_unrecorded(attempt: Attempt, rank: int, error: BaseException) -> None:
     """Records that `error` ended the rank, in the stage it was last in, unless it said so itself."""
-    last = last_line(attempt.rank_log(rank)) or {"event": "start", "stage": "start", "step": None}
+    last: dict[str, Any] = last_line(attempt.rank_log(rank)) or {"event": "start", "stage": "start", "step": None}
     if last["event"] == "fail":
         return
     log = JsonLog(attempt.rank_log(rank))

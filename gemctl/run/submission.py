@@ -98,7 +98,7 @@ class Submission:
     def base(self) -> Base | None:
         """What its first attempt starts from, verified when it was made; None: the newest then."""
         base = read_json(self.request).get("base")
-        return Base(**base) if base is not None else None
+        return Base(**base.fields(Base)) if base is not None else None
 
     def submitted(self) -> dict[str, Any] | None:
         """Who runs it: `host` and `pid`, or `job`, and `time`; None before it was handed over."""
@@ -131,7 +131,7 @@ def submit(run: RunDir, config: str, plan: str, request: dict[str, Any]) -> Subm
 
 
 def _next_folder(run: RunDir) -> Path:
-    number = 1 + max((int(path.name) for path in entries(run.submissions) if path.name.isdigit()), default=0)
+    number = 1 + max((int(path.name) for path in entries(run.submissions) if path.name.isdecimal()), default=0)
     while True:
         folder = run.submissions / str(number)
         try:
@@ -143,7 +143,7 @@ def _next_folder(run: RunDir) -> Path:
 
 def submissions(run: RunDir) -> list[Submission]:
     """All submissions of the run, oldest first; one whose maker died before its request.json is none."""
-    numbers = sorted(int(path.name) for path in entries(run.submissions) if path.name.isdigit())
+    numbers = sorted(int(path.name) for path in entries(run.submissions) if path.name.isdecimal())
     found = [Submission(run.submissions / str(number)) for number in numbers]
     return [submission for submission in found if submission.request.exists()]
 

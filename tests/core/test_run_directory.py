@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,11 @@ from gemctl.run import requests
 from gemctl.run.attempt import Attempt, Base, Heartbeat, claim, watch_beat
 from gemctl.run.directory import RunDir, find, folder_of
 from gemctl.run.files import ROOM, JsonLog, LogTail, create_json, read_json, read_log
+
+
+@dataclass
+class Box:
+    values: dict[str, int]
 
 
 def _claim(run: RunDir, number: int, owner: str | None = None, heartbeat: float = 0.02) -> Attempt:
@@ -251,3 +257,43 @@ def _beat_for_ever(attempt: Attempt) -> None:
     done = threading.Event()
     with Heartbeat(attempt, 0.02, done.set):
         done.wait()
+
+
+def test_foreign_and_missing_keys_name_file_and_line(run: RunDir) -> None:
+    """What is no record of gemctl's is refused by its place, wherever it is first looked into, also deeper down."""
+    log = run.supervisor_log
+    log.write_text('{"format": 1, "event": "attempt"}\n{"hello": 1, "deeper": {"a": 1}}\n')
+    line = read_log(log)[1]
+    with pytest.raises(InputError, match=r"supervisor\.jsonl:2: event is missing"):
+        line["event"]
+    with pytest.raises(InputError, match=r"supervisor\.jsonl:2: b is missing"):
+        line["deeper"]["b"]
+    assert asdict(Box(line["deeper"])) == {"values": {"a": 1}}
+    attempt = _claim(run, 1)
+    attempt.base_file.write_text('{"step": "x", "stpe": 1}')
+    with pytest.raises(InputError) as refused:
+        attempt.base()
+    assert sorted(problem.rpartition("base.json: ")[2] for problem in refused.value.problems) == [
+        "checkpoint is missing", "step='x' is none of what it may be", "stpe is unknown to this gemctl",
+    ]  # fmt: skip
+
+
+def test_line_that_was_cut_is_not_joined_with_the_next(tmp_path: Path) -> None:
+    """A host that dies in a write leaves half a line; a writer that comes back must not lose its own first one."""
+    path = tmp_path / "supervisor.jsonl"
+    JsonLog(path).write({"n": 1})
+    with path.open("a") as file:
+        file.write('{"format": 1, "n"')
+    JsonLog(path).write({"n": 2})
+    assert [line["n"] for line in read_log(path)] == [1, 2]
+    path.write_text('{"form')
+    JsonLog(path).write({"n": 3})
+    assert [line["n"] for line in read_log(path)] == [3]
+
+
+def test_folders_that_are_no_attempts_are_passed_by(run: RunDir) -> None:
+    _claim(run, 1)
+    for name in ("x", "²", "1.old"):  # a superscript is a digit, and no number
+        (run.path / "attempts" / name).mkdir()
+    assert [attempt.number for attempt in run.attempts()] == [1]
+    assert run.attempt(1).owns_run()
