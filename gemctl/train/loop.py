@@ -130,7 +130,7 @@ class Trainer:
     def _skipped(self, index: int, flags: Flags) -> None:
         self.log.skipped(spike=flags.spike)
         self.skipped += 1
-        if self.skipped == MAX_SKIPPED:
+        if self.skipped >= MAX_SKIPPED:
             raise TooManySkipped(index)
 
     def _save_due(self, flags: Flags) -> bool:
@@ -151,6 +151,7 @@ class Trainer:
         self._settle()
         with self.ledger.part("checkpoint_stall"):
             position = {"step": self.done, "applied_updates": self.optimizer.applied, **self.spikes.position()}
+            position["skipped_in_a_row"] = self.skipped  # an attempt that starts here counts on
             self.saver.save(self.done, self.state(), position)
         return self.done
 
