@@ -10,10 +10,12 @@ from typing import Any
 
 TIME_LIMIT = signal.SIGUSR1  # what a batch script asks its scheduler for, some time before the limit
 ENDS = (signal.SIGINT, signal.SIGTERM)
+HANGUP = signal.SIGHUP  # the terminal was closed
 
 
 class Asked:
     """Within it, SIGINT, SIGTERM and SIGUSR1 are requests. `reason`: the signal that stops the run, None without one.
+    SIGHUP counts as SIGTERM, unless it is ignored, as under nohup.
 
     A Ctrl-C after SIGINT or SIGTERM means `at_once`. SIGTERM again does not: schedulers send it as often as they like,
     and SIGKILL when they mean that.
@@ -26,6 +28,8 @@ class Asked:
 
     def __enter__(self) -> "Asked":
         self._before = {number: signal.signal(number, self._take) for number in (*ENDS, TIME_LIMIT)}
+        if signal.getsignal(HANGUP) != signal.SIG_IGN:
+            self._before[HANGUP] = signal.signal(HANGUP, self._take)
         return self
 
     def __exit__(
@@ -38,4 +42,4 @@ class Asked:
         if number == signal.SIGINT and self.reason in ENDS:
             self.at_once, self.reason = True, signal.SIGINT
         elif self.reason is None or number == signal.SIGINT:
-            self.reason = signal.Signals(number)
+            self.reason = signal.SIGTERM if number == HANGUP else signal.Signals(number)

@@ -1,9 +1,11 @@
 """The report joins attempts, accounts for every rank-second, and says the same in the terminal, as JSON and as HTML."""
 
+import errno
 import html
 import io
 import json
 import re
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -327,6 +329,29 @@ def test_progress_names_a_straggler_and_says_no_time_that_it_does_not_know(
     wanted = "rank 3 on n4 takes 3.0 × the others' time, most of it in dense_forward: 50% of all ranks' time is lost"
     assert said.count(wanted) == 1
     assert "step 10/40" in said and "left" not in said
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_progress_that_nobody_reads_falls_silent(terminal: bool, run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The terminal was closed, or the reader of the pipe has gone: the run must not end by it."""
+
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(errno.EIO if terminal else errno.EPIPE, "gone")
+
+        def isatty(self) -> bool:
+            return terminal
+
+    monkeypatch.setattr("gemctl.render.progress.READ_EVERY", 0.0)
+    out = Gone()
+    monkeypatch.setattr("sys.stderr", out)
+    with Progress(40) as progress:
+        progress.follow(run.attempts()[0])
+        progress.note("a line that stays")
+        progress.follow(run.attempts()[1])
+    assert sys.stderr is not out
+    sys.stderr.write("said after the run")
+    sys.stderr.close()
 
 
 def test_progress_follows_the_files_line_by_line(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -143,6 +143,7 @@ def test_time_limit_saves_and_asks_for_another_job_within_its_budget(ends: dict[
         (["SIGUSR1", "SIGINT"], "SIGINT", False),
         (["SIGUSR1", "SIGINT", "SIGINT"], "SIGINT", True),
         (["SIGTERM", "SIGINT"], "SIGINT", True),
+        (["SIGHUP", "SIGHUP"], "SIGTERM", False),  # the terminal was closed
     ],
 )
 def test_what_several_signals_ask_for(sent: list[str], reason: str, at_once: bool) -> None:
@@ -153,6 +154,18 @@ def test_what_several_signals_ask_for(sent: list[str], reason: str, at_once: boo
     assert asked.reason is not None
     assert (asked.reason.name, asked.at_once) == (reason, at_once)
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_hangup_that_is_ignored_asks_for_nothing() -> None:
+    """As under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Asked() as asked:
+            signal.raise_signal(signal.SIGHUP)
+        assert asked.reason is None
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_dead_agent_ends_the_run(ends: dict[str, Ended]) -> None:
