@@ -14,7 +14,7 @@ from typing import Any
 
 from gemctl.run.attempt import Attempt
 from gemctl.run.directory import RunDir
-from gemctl.run.files import read_log
+from gemctl.run.files import Record, read_log
 from gemctl.run.manifest import newest_verified, read
 from tests.slurm.cluster import CALL, Cluster, wait_for
 
@@ -100,7 +100,7 @@ class Watched:
         lines = read_log(self.attempt(number).rank_log(0))
         return max((line["step"] for line in lines if line["stage"] == "step"), default=-1)
 
-    def lines(self, number: int, rank: int = 0) -> list[dict[str, Any]]:
+    def lines(self, number: int, rank: int = 0) -> list[Record]:
         return read_log(self.attempt(number).rank_log(rank))
 
     def hosts(self, number: int) -> list[str]:
