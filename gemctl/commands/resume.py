@@ -44,6 +44,7 @@ def run(args: argparse.Namespace) -> Any:
     from gemctl.render.show import show
     from gemctl.run.attempt import Base
     from gemctl.run.directory import find
+    from gemctl.run.files import read_text
     from gemctl.run.preflight import preflight
     from gemctl.run.report import build
     from gemctl.specs import feature_spec
@@ -51,7 +52,7 @@ def run(args: argparse.Namespace) -> Any:
     require()
     target = find(args.run, args.root)
     last, source = target.last_attempt(), _asked_for(target)
-    before = from_yaml(source.read_text(), str(source))
+    before = from_yaml(read_text(source), str(source))
     refuse_choices(args.changes)
     config = compose(str(source), args.changes, replace=True)
     found = changes(before, config)

@@ -41,14 +41,14 @@ def _budgets(run: "RunDir") -> "list[Budget]":
     """What the newest submission's attempts have spent."""
     from gemctl.config.compose import from_yaml
     from gemctl.recover.budgets import MEANING, History
-    from gemctl.run.files import read_log
+    from gemctl.run.files import read_log, read_text
     from gemctl.run.status import Budget
     from gemctl.run.submission import newest
 
     submission, last, source = newest(run), run.last_attempt(), run.configured()
     if last is None or source is None:
         return []
-    limits = from_yaml(source.config.read_text(), str(source.config)).recover.budgets
+    limits = from_yaml(read_text(source.config), str(source.config)).recover.budgets
     # The supervisor counts an attempt without an end as lost; the last one may still run.
     lines = [
         line for line in read_log(run.supervisor_log) if last.end_file.exists() or line.get("attempt", 0) < last.number

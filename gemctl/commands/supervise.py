@@ -56,6 +56,7 @@ def supervise(run: "RunDir", submission: "Submission", last: "Attempt | None") -
     from gemctl.recover.supervisor import Prepared, Requeue, run_attempts
     from gemctl.render.progress import Progress
     from gemctl.render.show import note
+    from gemctl.run.files import read_text
     from gemctl.run.requests import filed
 
     _refuse_overtaken(run, submission)
@@ -64,11 +65,11 @@ def supervise(run: "RunDir", submission: "Submission", last: "Attempt | None") -
     if (reason := _nothing_to_do(run, submission, last, unseen)) is not None:
         note(reason)
         return
-    text = submission.config.read_text()
+    text = read_text(submission.config)
     config = from_yaml(text, str(submission.config))
     launcher = config.launcher
     prepared = Prepared(
-        text, submission.plan.read_text(), launcher.nodes, launcher.ranks_per_node,
+        text, read_text(submission.plan), launcher.nodes, launcher.ranks_per_node,
         submission.first_attempt, submission.base, looked,
     )  # fmt: skip
     launched = launcher_of(launcher.kind)

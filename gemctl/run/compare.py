@@ -9,6 +9,7 @@ from typing import Any
 
 from gemctl.errors import InputError
 from gemctl.run.directory import RunDir
+from gemctl.run.files import read_text
 from gemctl.run.report import Report, build
 
 
@@ -102,5 +103,5 @@ def _settings(run: RunDir) -> dict[str, str]:
         else:
             flat[path] = value if isinstance(value, str) else json.dumps(value)
 
-    walk(asdict(from_yaml(attempt.config.read_text(), str(attempt.config))), "")
+    walk(asdict(from_yaml(read_text(attempt.config), str(attempt.config))), "")
     return flat

@@ -91,6 +91,16 @@ def entries(folder: Path) -> list[Path]:
         raise InputError(f"{folder}: {error.strerror}") from error
 
 
+def read_text(path: Path) -> str:
+    """The text in `path`. InputError if it is not there, cannot be read or is no UTF-8."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: no UTF-8 text ({error})") from error
+
+
 def read_json(path: Path) -> Record:
     """The object in `path` without its `format`. InputError if it is newer than this gemctl, or not a JSON object."""
     return parse_line(path.read_bytes(), str(path))

@@ -19,7 +19,7 @@ from gemctl.errors import InputError
 from gemctl.run.conclusion import cause_of, ending
 from gemctl.run.directory import RunDir
 from gemctl.run.efficiency import Efficiency, efficiency
-from gemctl.run.files import read_json, read_log
+from gemctl.run.files import read_json, read_log, read_text
 from gemctl.run.journal import LAUNCH, STARTUP, Journal, Line, read_journals
 from gemctl.run.manifest import Checkpoint, checkpoints, verify
 from gemctl.run.rollback import rolled_back
@@ -218,7 +218,7 @@ def _config(journal: Journal) -> Config | None:
 
     if not journal.attempt.config.exists():
         return None
-    return from_yaml(journal.attempt.config.read_text(), str(journal.attempt.config))
+    return from_yaml(read_text(journal.attempt.config), str(journal.attempt.config))
 
 
 def _throughput(train: list[Line], found: Efficiency) -> Throughput:

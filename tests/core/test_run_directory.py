@@ -16,7 +16,7 @@ from gemctl.errors import InputError
 from gemctl.run import requests
 from gemctl.run.attempt import Attempt, Base, Heartbeat, claim, watch_beat
 from gemctl.run.directory import RunDir, find, folder_of
-from gemctl.run.files import ROOM, JsonLog, LogTail, create_json, read_json, read_log
+from gemctl.run.files import ROOM, JsonLog, LogTail, create_json, read_json, read_log, read_text
 
 
 @dataclass
@@ -297,3 +297,12 @@ def test_folders_that_are_no_attempts_are_passed_by(run: RunDir) -> None:
         (run.path / "attempts" / name).mkdir()
     assert [attempt.number for attempt in run.attempts()] == [1]
     assert run.attempt(1).owns_run()
+
+
+def test_configuration_that_is_gone_or_no_text_is_bad_input(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    with pytest.raises(InputError, match=r"config\.yaml: No such file"):
+        read_text(path)
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(InputError, match=r"config\.yaml: no UTF-8 text"):
+        read_text(path)
