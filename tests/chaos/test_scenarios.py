@@ -15,8 +15,7 @@ def test_a_seed_is_always_the_same_scenario() -> None:
     state = random.getstate()
     assert [draw(seed) for seed in range(50)] == [draw(seed) for seed in range(50)]
     assert random.getstate() == state  # and nothing else is drawn from
-    text = draw(12).text()
-    assert text.startswith("seed 12: kill in a save, checkpoint.keep=1\n  train on ")
+    assert draw(1).text().startswith("seed 1: kill in a save, checkpoint.keep=1\n  train on ")
 
 
 def test_a_whole_run_covers_every_kind_of_fault() -> None:

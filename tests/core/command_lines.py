@@ -161,7 +161,7 @@ class Generator:
                 return step * self.random.randint(low, low + 7)
             case "number":
                 low = max(option.get("minimum", 0.0), option.get("exclusiveMinimum", 0.0))
-                return self.random.choice([low + 0.5, low + 0.25, 0.125, low + 5e-05])
+                return self.random.choice([low + 0.5, low + 0.25, low + 0.125, low + 5e-05])
             case "string":
                 return self.random.choice(["abc", "run-7", "x_y.z"])
             case "array":

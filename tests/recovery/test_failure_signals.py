@@ -243,7 +243,7 @@ def test_crash_within_budget_goes_on_in_the_living_agent(ends: dict[str, Ended])
     assert first[0]["pid"] == second[0]["pid"]
     detected = next(line["time"] for line in first if line["event"] == "end")
     begun = next(line["time"] for line in second if line["event"] == "rank")
-    assert begun - detected < 3
+    assert begun - detected < 10, "beside a dozen other runs; alone .3 s"
     left = "trying again (crash: 0 of recover.budgets.crash=1 left; no newer checkpoint: 1 of"
     assert any("killed by SIGKILL" in note and left in note for note in end.notes)
     assert [line["event"] for line in read_log(end.run_dir.supervisor_log)] == ["attempt", "end"] * 2

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ def _gemctl(folder: Path, *command: str, inject: str = "") -> float:
     return start
 
 
-def _lines(attempt: Attempt, rank: int = 0) -> list[dict[str, Any]]:
+def _lines(attempt: Attempt, rank: int = 0) -> Sequence[dict[str, Any]]:
     return read_log(attempt.rank_log(rank))
 
 
