@@ -84,7 +84,7 @@ class RecoverConfig:
     __pydantic_config__ = FORBID
     heartbeat: Annotated[
         PositiveFloat,
-        Field(description="seconds between beats; ten missed (5 s at least): a dead attempt or a lost host"),
+        Field(le=3600, description="seconds between beats; ten missed (5 s at least): a dead attempt or a lost host"),
     ] = 1.0
     watchdog: Annotated[PositiveFloat, Field(description="seconds that a stage may take without progress")] = 300.0
     budgets: BudgetsConfig = field(default_factory=BudgetsConfig)

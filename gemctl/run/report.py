@@ -361,6 +361,9 @@ def _notes(report: Report) -> list[str]:
         notes.append(f"{redone} steps were done again by a later attempt; they count as lost_work and lost_at_failure")
     if report.tasks and report.tasks_from == "training":
         notes.append("no evaluation was made: the figures are of the last training interval")
+    for task, quality in report.tasks.items():
+        if lost := quality.get("nonfinite"):
+            notes.append(f"task {task}: {lost} rows have scores that are not finite; they are in no other figure")
     if report.skipped:
         notes.append(f"steps skipped, as the loss was not finite: {report.skipped}")
     if report.spikes:

@@ -121,6 +121,21 @@ def test_steps_done_again_are_marked_and_leave_the_curve(run: RunDir) -> None:
     assert any("10 steps were done again" in note for note in report.notes)
 
 
+def test_steps_after_the_last_line_were_done_too(run: RunDir) -> None:
+    JsonLog(run.attempt(1).rank_log(0)).write({"event": "stage", "stage": "step", "step": 34, "time": 1e9})
+    first = build(run).attempts[0]
+    assert (first.last_step, first.redone) == (34, 14)
+
+
+def test_scores_that_are_not_finite_are_told(run: RunDir) -> None:
+    assert not any("scores that are not finite" in note for note in build(run).notes)
+    tasks = {"click": {"examples": 0, "nonfinite": 5000, "ne": None, "auc": None}}
+    JsonLog(run.attempt(2).metrics).write(
+        {"kind": "eval", "step": 40, "time": time.time(), "seconds": 2.0, "tasks": tasks}
+    )
+    assert "task click: 5000 rows have scores that are not finite; they are in no other figure" in build(run).notes
+
+
 def test_an_attempt_loses_only_steps_that_it_did_itself(run: RunDir) -> None:
     write_attempt(run, 3, 10, [20], None)
     assert [attempt.redone for attempt in build(run).attempts] == [20, 20, 0]  # 10 to 30, 20 to 40
