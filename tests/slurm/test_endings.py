@@ -54,9 +54,10 @@ def test_stop_saves_and_the_job_completes(desk: Desk) -> None:
 
 
 def test_time_limit_saves_and_the_supervisor_queues_the_job_again(desk: Desk) -> None:
-    """SLURM warns up to a minute early. The time limit has a budget of its own."""
+    """SLURM looks every 30 s, and warns where it would be late the next time: here 22 to 52 s after the start, when the
+    ranks are at work. The time limit has a budget of its own."""
     run = desk.train(
-        LONG, "launcher.slurm.time_limit='1'", "launcher.slurm.save_before_limit=40",
+        LONG, "launcher.slurm.time_limit='1'", "launcher.slurm.save_before_limit=8",
         "recover.budgets.crash=0", "recover.budgets.preemption=0", "recover.budgets.time_limit=1",
     )  # fmt: skip
     end = desk.ended(run, 1)
