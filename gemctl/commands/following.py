@@ -89,11 +89,12 @@ class Vigil:
 
     def over(self) -> str | None:
         """Why nothing more comes: "" if the last attempt's own end says it; None: somebody is left."""
+        from gemctl.run.attempt import may_go_on
+
         self.ask()
         attempt = own_attempt(self.run, self.submission)  # after the job: its last words are there when it has ended
         end = attempt.end() if attempt is not None else None
-        # Whether hosts that are taken away come back, only the job can tell.
-        if end is not None and not end.get("again", False) and end.get("kind") != "preemption":
+        if end is not None and not may_go_on(end):
             return ""
         if self.job is not None and self.job.state == "ended":
             return "" if end is not None else self._deserted(attempt)

@@ -33,7 +33,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> "StopFiled":
     """InputError where nothing runs, or nobody is alive to take the request."""
     from gemctl.commands.following import job_of, own_attempt
-    from gemctl.run.attempt import watch_beat
+    from gemctl.run.attempt import may_go_on, watch_beat
     from gemctl.run.directory import find
     from gemctl.run.submission import newest
 
@@ -41,8 +41,8 @@ def run(args: argparse.Namespace) -> "StopFiled":
     submission = newest(target)
     attempt = own_attempt(target, submission)
     end = attempt.end() if attempt is not None else None
-    if end is not None and not end.get("again"):
-        raise InputError(f"{target.run_id}: does not run: attempt {attempt.number if attempt else 0} {end['outcome']}")
+    if end is not None and not may_go_on(end):
+        raise InputError(_nobody(target, attempt, None))
     if attempt is not None and end is None and watch_beat(attempt) is not None:
         return _ask(target, attempt, args.now)
     job = job_of(submission) if submission is not None else None
@@ -96,6 +96,8 @@ def _nobody(run: "RunDir", attempt: "Attempt | None", job: "Job | None") -> str:
     said = f" ({job.detail})" if job is not None else ""
     if attempt is None:
         return f"{run.run_id}: does not run, so there is nothing to stop{said}"
+    if (end := attempt.end()) is not None:
+        return f"{run.run_id}: does not run: attempt {attempt.number} {end['outcome']}{said}"
     return (
         f"{run.run_id}: attempt {attempt.number} left no end and does not beat: nobody is alive to take a stop "
         f"request{said}; it ran on host {attempt.claim().host}; gemctl resume {run.run_id} goes on"

@@ -38,6 +38,12 @@ LAST_BEAT = 2.0  # seconds that the end of the beating may wait for a host that 
 BEAT_BYTES = 64  # every beat is written over the last one in a single write
 
 
+def may_go_on(end: dict[str, Any]) -> bool:
+    """False if the run has ended for good with this end of an attempt. Whether a job that was ended is started again,
+    only its scheduler can tell."""
+    return bool(end.get("again")) or end.get("kind") == "preemption"
+
+
 @dataclass(frozen=True)
 class Claim:
     """Who made the attempt. Attempts that the same agents serve have the same `owner`."""

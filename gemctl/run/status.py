@@ -6,7 +6,7 @@ from typing import Any
 
 from gemctl.errors import InputError
 from gemctl.run import requests
-from gemctl.run.attempt import Attempt
+from gemctl.run.attempt import Attempt, may_go_on
 from gemctl.run.conclusion import cause_of
 from gemctl.run.directory import RunDir
 from gemctl.run.files import last_line
@@ -104,7 +104,7 @@ def open_submission(run: RunDir) -> Submission | None:
     if submission is None or last is None or last.number < submission.first_attempt:
         return submission
     end = last.end()
-    return submission if end is None or end.get("again") else None
+    return submission if end is None or may_go_on(end) else None
 
 
 def status(run: RunDir, job: Job | None = None) -> RunStatus:

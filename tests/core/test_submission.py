@@ -187,6 +187,24 @@ def test_stop_reaches_a_supervisor_between_two_attempts(run: RunDir, monkeypatch
     assert stop.run(_args(run)).attempt is None
 
 
+def test_a_job_that_was_ended_and_queued_again_waits_and_can_be_withdrawn(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = Queue(monkeypatch, "waiting")
+    _submit(run, "slurm")
+    attempt = _start(run, 1)
+    attempt.write_end("stopped", step=3, kind="preemption", signal="SIGTERM", again=False)
+    assert status.run(_args(run)).state == "waiting"
+    with pytest.raises(InputError, match="was submitted and has not ended: job 17: waiting"):
+        resume._refuse_running(run, attempt)
+    assert (stop.run(_args(run)).outcome, queue.cancelled) == ("withdrawn", [1])
+    queue.state = "ended"
+    assert status.run(_args(run)).state == "stopped"
+    with pytest.raises(InputError, match=r"does not run: attempt 1 stopped \(job 17: ended\)"):
+        stop.run(_args(run))
+    resume._refuse_running(run, attempt)
+
+
 def test_resume_leaves_an_attempt_alone_that_comes_up(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gemctl.run.attempt.PATIENCE", 0.1)
     queue = Queue(monkeypatch, "running")
