@@ -47,8 +47,24 @@ def check(config: Config) -> None:
             for key, value in named.items()
             if value
         ]
+    limit = _seconds(slurm.time_limit) if slurm.time_limit is not None else 0
+    if 0 < limit <= slurm.save_before_limit:  # 0: no limit
+        problems.append(
+            f"launcher.slurm.save_before_limit={slurm.save_before_limit}: must be below launcher.slurm.time_limit="
+            f"{slurm.time_limit} ({limit} s), or the run would be ended as soon as it begins"
+        )
     if problems:
         raise InputError(problems)
+
+
+def _seconds(limit: str) -> int:
+    """A time limit as SLURM reads it: M, M:SS, H:MM:SS, D-H, D-H:MM or D-H:MM:SS."""
+    days, dash, clock = limit.rpartition("-")
+    parts = [int(part) for part in clock.split(":")]
+    if not dash and len(parts) < 3:
+        parts = [0, *parts]
+    hours, minutes, seconds = [*parts, 0, 0][:3]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def check_here(config: Config) -> None:

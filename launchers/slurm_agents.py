@@ -31,6 +31,7 @@ FIRST_PORT, PORTS = 20_000, 12_000  # below those that the system gives away
 APART = 31  # jobs that follow each other, and a job's attempts, have ports of their own
 LEAVE_SECONDS = 1.0  # for agents that have nothing left to do to end by themselves
 KILL_SECONDS = 10.0
+MEMORY = re.compile(r"exceeded memory limit(?: \(\d+ > \d+\))?|oom_kill event", re.IGNORECASE)
 TASK_END = re.compile(r"^srun: error: \S+: tasks? ([\d,\-]+): (.+)$", re.MULTILINE)
 
 
@@ -54,10 +55,7 @@ class SlurmAgents:
         self._hosts, self._log = chosen.hosts, attempt.logs / "srun.log"
         (role,) = self._request(attempt).roles
         with self._log.open("ab") as output:
-            self._step = subprocess.Popen(
-                step(role, self._slurm, chosen.hosts), stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-                start_new_session=True,
-            )  # fmt: skip
+            self._step = slurm_client.start_step(step(role, self._slurm, chosen.hosts), output)
 
     def submit(self, attempt: Attempt) -> None:
         """Tells the agents that all files of `attempt` are there."""
@@ -121,10 +119,12 @@ def port(job: int, attempt: int) -> int:
 def task_ends(text: str) -> dict[int, str]:
     """How tasks ended that srun says have failed: "n2: task 1: Killed" and "n[1-3]: tasks 0-2: …"."""
     ends: dict[int, str] = {}
+    memory = MEMORY.search(text)
     for numbers, how in TASK_END.findall(text):
+        told = how[0].lower() + how[1:] + (f" (SLURM: {memory[0]})" if memory and how == "Killed" else "")
         for part in numbers.split(","):
             first, _, last = part.partition("-")
-            ends |= dict.fromkeys(range(int(first), int(last or first) + 1), how[0].lower() + how[1:])
+            ends |= dict.fromkeys(range(int(first), int(last or first) + 1), told)
     return ends
 
 

@@ -6,6 +6,7 @@ states(["1234"])        # [Job("1234", "waiting", "SLURM job 1234: PENDING: Prio
 import subprocess
 import time
 from collections.abc import Sequence
+from typing import IO
 
 from gemctl import env
 from gemctl.errors import GemctlError
@@ -35,8 +36,23 @@ def call(*command: str, seconds: float = SECONDS) -> str:
     except subprocess.TimeoutExpired:
         raise SlurmError(f"SLURM does not answer: {name} was ended after {seconds:.0f} s") from None
     if done.returncode != 0:
-        raise SlurmError(f"{name}: {' '.join(done.stderr.split()) or f'exit code {done.returncode}'}")
+        said = (line.removeprefix(f"{name}: ").removeprefix("error: ") for line in _lines(done.stderr or done.stdout))
+        raise SlurmError(f"{name}: {'; '.join(said) or f'exit code {done.returncode}'}")
     return done.stdout.strip()
+
+
+def start_step(command: Sequence[str], output: IO[bytes]) -> "subprocess.Popen[bytes]":
+    """Starts srun in a session of its own. SlurmError where it cannot be."""
+    try:
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+        )  # fmt: skip
+    except OSError as error:
+        raise SlurmError(f"{command[0]} cannot be started on this node: {error.strerror}") from None
+
+
+def _lines(text: str) -> list[str]:
+    return [" ".join(line.split()) for line in text.splitlines() if line.strip()]
 
 
 def submit(script: str) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from gemctl.cluster.node import NodeReport, read_report
 from gemctl.errors import TooFewHosts
+from gemctl.launchers.slurm_client import start_step
 from gemctl.mesh.groups import LISTED, topology_key
 from gemctl.run.files import entries
 
@@ -63,7 +64,7 @@ def ask(command: list[str], folder: Path, hosts: Sequence[str], wanted: int) -> 
     """Runs the step `command`, which has every host write its report into `folder`; returns those that came."""
     folder.mkdir()
     with (folder / "srun.log").open("wb") as log:
-        step = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+        step = start_step(command, log)
     deadline = time.monotonic() + SECONDS
     reports: dict[str, NodeReport] = {}
     late = False

@@ -17,11 +17,11 @@ from gemctl.config.compose import compose
 from gemctl.config.schema import Config
 from gemctl.config.sweep import expand
 from gemctl.errors import InputError, TooFewHosts
-from gemctl.launchers import slurm
+from gemctl.launchers import slurm, slurm_client
 from gemctl.launchers.request import from_json, request, to_json
 from gemctl.launchers.slurm_agents import PORTS, port, task_ends
 from gemctl.launchers.slurm_job import shell_word, step
-from gemctl.launchers.slurm_nodes import check_enough, choose
+from gemctl.launchers.slurm_nodes import ask, check_enough, choose
 from gemctl.launchers.slurm_scheduler import create_scheduler
 from gemctl.plan.fit import cluster_memory
 
@@ -167,6 +167,27 @@ def test_options_are_checked_before_anything_starts(
     assert told in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("limit", "seconds"),
+    [
+        ("2", 120),
+        ("1:59", 119),
+        ("0:01:40", 100),
+        ("0-0:02", 120),
+        ("0", None),
+        ("3", None),
+        ("1-0", None),
+        ("2:01", None),
+    ],
+)
+def test_time_limit_that_leaves_no_time_before_the_save_is_refused(limit: str, seconds: int | None) -> None:
+    config = compose(None, ["launcher=slurm", f"launcher.slurm.time_limit='{limit}'"])
+    if seconds is None:
+        return slurm.check(config)
+    with pytest.raises(InputError, match=rf"save_before_limit=120: must be below .*={limit} \({seconds} s\)"):
+        slurm.check(config)
+
+
 def test_options_that_nothing_would_use_are_named() -> None:
     words = ["launcher.slurm.container_mounts=['/a:/a']", "launcher.slurm.env={1A: x}"]
     with pytest.raises(InputError) as caught:
@@ -201,6 +222,36 @@ def test_ends_of_tasks_are_read_from_what_srun_says() -> None:
     text = "srun: error: n3: task 1: Killed\nsrun: error: n[4-6]: tasks 2-3,5: Exited with exit code 1\nsrun: other\n"
     code = "exited with exit code 1"
     assert task_ends(text) == {1: "killed", 2: code, 3: code, 5: code}
+    over = "slurmstepd-n3: error: StepId=20.1 exceeded memory limit (1457 > 1214), being killed\n"
+    assert task_ends(over + text) == {
+        1: "killed (SLURM: exceeded memory limit (1457 > 1214))",
+        2: code,
+        3: code,
+        5: code,
+    }
+
+
+def test_what_a_client_says_is_told_without_its_name_before_every_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    client = tmp_path / "sbatch"
+    client.write_text(
+        "#!/bin/sh\necho 'sbatch: error: no such partition' >&2\necho 'sbatch: error: failed' >&2\nexit 1\n"
+    )
+    silent = tmp_path / "scontrol"
+    silent.write_text("#!/bin/sh\necho 'Slurmctld(primary) at login is DOWN'\nexit 1\n")
+    for file in (client, silent):
+        file.chmod(0o755)
+    with pytest.raises(slurm_client.SlurmError, match=r"^sbatch: no such partition; failed$"):
+        slurm_client.call("sbatch")
+    with pytest.raises(slurm_client.SlurmError, match=r"^scontrol: Slurmctld\(primary\) at login is DOWN$"):
+        slurm_client.call("scontrol")
+
+
+def test_srun_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(slurm_client.SlurmError, match="srun cannot be started on this node: No such file"):
+        ask([str(tmp_path / "srun")], tmp_path / "nodes", ["n1"], 1)
 
 
 ADDRESSES = {"n1": "spine.leaf1.n1", "n2": "spine.leaf2.n2", "n3": "spine.leaf1.n3", "n10": "spine.leaf2.n10"}
