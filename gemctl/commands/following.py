@@ -59,7 +59,7 @@ def wait_for_start(run: "RunDir", submission: "Submission", launcher: "Launcher"
         (job,) = launcher.jobs([submission])
         attempt = own_attempt(run, submission)
         if attempt is None and job is not None and job.state == "ended":
-            raise GemctlError(not_started(run, submission))
+            raise GemctlError(not_started(run, submission, job))
         waits = job is not None and job.state == "waiting"
         if attempt is not None or waits or time.monotonic() > deadline:
             begun = attempt.number if attempt is not None else None
@@ -67,13 +67,13 @@ def wait_for_start(run: "RunDir", submission: "Submission", launcher: "Launcher"
         time.sleep(POLL)
 
 
-def not_started(run: "RunDir", submission: "Submission") -> str:
-    """What a supervisor that made no attempt has said."""
+def not_started(run: "RunDir", submission: "Submission", job: "Job") -> str:
+    """What a supervisor that made no attempt has said, if it came to life, and what became of its job."""
     try:
         said = submission.output.read_text(errors="replace").splitlines()[-LAST_WORDS:]
     except OSError:
         said = []
-    return "\n".join([f"run {run.run_id} did not start: its supervisor has ended without an attempt", *said])
+    return "\n".join([f"run {run.run_id} did not start: no attempt was made ({job.detail})", *said])
 
 
 class Vigil:
@@ -96,8 +96,8 @@ class Vigil:
         end = attempt.end() if attempt is not None else None
         if end is not None and not may_go_on(end):
             return ""
-        if self.job is not None and self.job.state == "ended":
-            return "" if end is not None else self._deserted(attempt)
+        if self.submission is not None and self.job is not None and self.job.state == "ended":
+            return "" if end is not None else self._deserted(self.submission, self.job, attempt)
         return self._silent(attempt) if self.job is None or self.job.state == "unknown" else None
 
     def ask(self, now: bool = False) -> None:
@@ -109,11 +109,10 @@ class Vigil:
             self.job = job_of(self.submission) if self.submission is not None else None
             self._asked = time.monotonic()
 
-    def _deserted(self, attempt: "Attempt | None") -> str:
-        if attempt is None and self.submission is not None:
-            return not_started(self.run, self.submission)
-        left = f"attempt {attempt.number} left no end" if attempt is not None else "no attempt was made"
-        return f"run {self.run.run_id}: its supervisor has gone ({self.job.detail if self.job else ''}); {left}"
+    def _deserted(self, submission: "Submission", job: "Job", attempt: "Attempt | None") -> str:
+        if attempt is None:
+            return not_started(self.run, submission, job)
+        return f"run {self.run.run_id}: its supervisor has gone ({job.detail}); attempt {attempt.number} left no end"
 
     def _silent(self, attempt: "Attempt | None") -> str | None:
         """Where nobody can be asked, the beat tells; on this process's own clock."""

@@ -65,9 +65,9 @@ def _submission(value: "SubmissionStatus") -> str:
     elif value.pid is not None:
         by = f"process {value.pid} of host {value.host}"
     else:
-        by = "nobody yet"
+        by = "nobody yet" if value.time is None else ""
     when = "" if value.time is None else f" at {_time(value.time)}"
-    return f"submission {value.number}, launcher={value.kind}{when}: {by}"
+    return f"submission {value.number}, launcher={value.kind}{when}" + (f": {by}" if by else "")
 
 
 def _attempts(value: "RunStatus") -> "Table":

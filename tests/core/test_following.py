@@ -128,7 +128,7 @@ def test_a_job_that_goes_without_a_word_is_an_error(case: Case) -> None:
 
 def test_a_job_that_never_began_an_attempt_is_an_error(case: Case) -> None:
     case.submission.output.write_text("no module named gemctl\n")
-    with pytest.raises(GemctlError, match="ended without an attempt\nno module named gemctl\ngo on"):
+    with pytest.raises(GemctlError, match=r"no attempt was made \(job 17: ended\)\nno module named gemctl\ngo on"):
         case.follow(lambda: case.set("ended"))
 
 

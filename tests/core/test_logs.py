@@ -195,7 +195,7 @@ def test_following_ends_where_nobody_is_left(run: RunDir, monkeypatch: pytest.Mo
     monkeypatch.setattr("gemctl.commands.following.JOB_POLL", 0.0)
     submission.output.write_text("error: something\n")
     assert list(logs._followed(run, Selection()))[-1] == (
-        f"run {run.run_id} did not start: its supervisor has ended without an attempt\nerror: something"
+        f"run {run.run_id} did not start: no attempt was made (process {gone.pid} of this host)\nerror: something"
     )
     _start(run, 1)
     assert "its supervisor has gone" in str(list(logs._followed(run, Selection()))[-1])
