@@ -177,7 +177,7 @@ def cached(config: Config, spec: FeatureSpec) -> tuple[Layers | None, str | None
         return from_json(read_json(file)), None
     except InputError as error:
         return None, f"the measured layers cannot be used: {error.problems[0]}"
-    except (KeyError, TypeError) as error:
+    except TypeError as error:
         return None, f"the measured layers cannot be used: {file}: {error!r}"
 
 
@@ -191,7 +191,7 @@ def keep(of: dict[str, Any], found: dict[str, Any]) -> None:
 
 
 def from_json(found: dict[str, Any]) -> Layers:
-    """The measurement in an object; KeyError or TypeError where it is none."""
+    """The measurement in a file's object; InputError or TypeError where it is none."""
     return Layers(**{**found, "layers": [LayerTime(**layer) for layer in found["layers"]]})
 
 
