@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> "RunStatus":
         value,
         ranks=ranks(last) if last is not None else [],
         budgets=_budgets(target),
-        conclusion=ending(target),
+        conclusion=ending(target) if value.state != "waiting" else None,  # its hint would be refused
     )
 
 

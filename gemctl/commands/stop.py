@@ -94,6 +94,8 @@ def _starts(attempt: "Attempt", job: "Job | None") -> bool:
 
 def _nobody(run: "RunDir", attempt: "Attempt | None", job: "Job | None") -> str:
     said = f" ({job.detail})" if job is not None else ""
+    if attempt is None and job is not None and job.state == "unknown":
+        return f"{run.run_id}: nobody can tell whether its job waits, so it was not stopped{said}; try again"
     if attempt is None:
         return f"{run.run_id}: does not run, so there is nothing to stop{said}"
     if (end := attempt.end()) is not None:

@@ -194,7 +194,7 @@ def test_a_job_that_was_ended_and_queued_again_waits_and_can_be_withdrawn(
     _submit(run, "slurm")
     attempt = _start(run, 1)
     attempt.write_end("stopped", step=3, kind="preemption", signal="SIGTERM", again=False)
-    assert status.run(_args(run)).state == "waiting"
+    assert (status.run(_args(run)).state, status.run(_args(run)).conclusion) == ("waiting", None)
     with pytest.raises(InputError, match="was submitted and has not ended: job 17: waiting"):
         resume._refuse_running(run, attempt)
     assert (stop.run(_args(run)).outcome, queue.cancelled) == ("withdrawn", [1])
@@ -203,6 +203,14 @@ def test_a_job_that_was_ended_and_queued_again_waits_and_can_be_withdrawn(
     with pytest.raises(InputError, match=r"does not run: attempt 1 stopped \(job 17: ended\)"):
         stop.run(_args(run))
     resume._refuse_running(run, attempt)
+    assert "stopped at step 3" in str(status.run(_args(run)).conclusion)
+
+
+def test_stop_of_a_job_that_nobody_answers_for_says_so(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    Queue(monkeypatch, "silent")
+    _submit(run, "slurm")
+    with pytest.raises(InputError, match=r"nobody can tell .* not stopped \(no answer in 10 s\); try again"):
+        stop.run(_args(run))
 
 
 def test_resume_leaves_an_attempt_alone_that_comes_up(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
