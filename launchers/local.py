@@ -93,7 +93,7 @@ def cancel(submission: Submission) -> None:
     """Nothing: a process does not wait in a queue."""
 
 
-def bring_back(config: Config, due: bool) -> bool:
+def bring_back(config: Config, why: str) -> bool:
     """False: nobody would."""
     return False
 

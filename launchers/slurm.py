@@ -10,7 +10,7 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from gemctl import env
 from gemctl.config.schema import Config
@@ -134,13 +134,15 @@ def cancel(submission: Submission) -> None:
         slurm_client.cancel(submitted["job"])
 
 
-def bring_back(config: Config, due: bool) -> bool:
-    """Queues this process's job again where that is due, or where SLURM preempts it and leaves it time to save: a job
-    that ends in that time counts as done."""
+def bring_back(config: Config, why: Literal["due", "lost", "told"]) -> bool:
+    """Queues this process's job again where that is due, where it has lost nodes and SLURM does nothing about it, or
+    where SLURM preempts it and leaves it time to save: a job that ends in that time counts as done."""
     allocation = env.slurm_allocation()
     if allocation is None or not options(config).requeue:
         return False
-    return slurm_client.requeue(allocation.job, allocation.restarts, only_if_preempted=not due)
+    if why == "lost":
+        slurm_client.wait_for_verdict(slurm_client.hostnames(allocation.nodelist))
+    return slurm_client.requeue(allocation.job, allocation.restarts, only_if_preempted=why == "told")
 
 
 def takes_over(submission: Submission) -> bool:

@@ -14,6 +14,8 @@ from gemctl.run.submission import Job, JobState
 
 SECONDS = 20.0
 REQUEUE_SECONDS = 60.0
+VERDICT_SECONDS = 600.0
+POLL = 1.0
 WAITING = {"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "CONFIGURING"}
 RUNNING = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"}
 UNKNOWN_ID, FORGOTTEN = "Invalid job id", "SLURM has forgotten it"
@@ -131,7 +133,18 @@ def requeue(job: int, restarts: int, only_if_preempted: bool) -> bool:
         except SlurmError:
             if time.monotonic() > deadline:
                 raise
-        time.sleep(1)
+        time.sleep(POLL)
+
+
+def wait_for_verdict(hosts: list[str]) -> None:
+    """Waits until SLURM has found a silent one of `hosts` dead, for up to twice its default SlurmdTimeout.
+
+    SLURM then queues the job again by itself, which ends this process, unless it was to go on without the node. A job
+    that is queued again before that leaves SLURM 22.05 with nodes that look idle and are given to nobody.
+    """
+    deadline = time.monotonic() + VERDICT_SECONDS
+    while time.monotonic() < deadline and not any(" down" in state for state in dead(hosts).values()):
+        time.sleep(POLL)
 
 
 def cancel(job: str) -> None:

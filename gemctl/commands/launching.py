@@ -7,7 +7,7 @@ import dataclasses
 import importlib
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Literal, Protocol, cast
 
 from gemctl.commands.configured import planned
 from gemctl.errors import InputError
@@ -50,9 +50,9 @@ class Launcher(Protocol):
     def cancel(self, submission: "Submission") -> None:
         """Takes a job that waits out of its queue."""
 
-    def bring_back(self, config: "Config", due: bool) -> bool:
-        """Has the scheduler start this process, the supervisor, again in another job: where it is `due`, or where its
-        hosts are taken away just now. False if it does not."""
+    def bring_back(self, config: "Config", why: "Literal['due', 'lost', 'told']") -> bool:
+        """Has the scheduler start this process, the supervisor, again in another job: as the time is up (`due`), as it
+        has lost hosts, or, where it was told to end, if its hosts are taken away just now. False if it does not."""
 
     def takes_over(self, submission: "Submission") -> bool:
         """True where the scheduler has started this process in place of an earlier supervisor of the submission, which

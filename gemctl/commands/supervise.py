@@ -7,7 +7,7 @@ It goes on where the run's attempts stand: brought back by a scheduler after its
 
 import argparse
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from gemctl.errors import InputError, Interrupted, TooFewHosts
 
@@ -78,8 +78,12 @@ def supervise(run: "RunDir", submission: "Submission", last: "Attempt | None") -
         try:
             run_attempts(run, number, prepared, config.recover, launched.agents(run, config), progress)
         except (Interrupted, TooFewHosts) as ended:
-            due = isinstance(ended, Requeue) or (isinstance(ended, TooFewHosts) and ended.lost)
-            if not launched.bring_back(config, due):
+            if isinstance(ended, TooFewHosts) and not ended.lost:
+                raise
+            why: Literal["due", "lost", "told"] = "lost" if isinstance(ended, TooFewHosts) else "told"
+            if isinstance(ended, Requeue):
+                why = "due"
+            if not launched.bring_back(config, why):
                 raise
             progress.note(f"{ended}\nthe scheduler starts it again")
 

@@ -246,6 +246,8 @@ class Cluster:
             if not any(_comm(pid) == "slurmd" for pid in self.pids(name)):
                 self.start_node(name)
         wait_for(self._healed, 2 * UP, "all nodes again")
+        self.must("scontrol", "reconfigure")  # counts anew what is free: SLURM 22.05 may have lost count with a node
+        wait_for(self._healed, 2 * UP, "all nodes again")
 
     def _healed(self) -> bool:
         for name, state in self.states().items():
