@@ -99,6 +99,7 @@ def logits_of(model: GemModel, spec: FeatureSpec, batch: Batch) -> Tensor:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("preset", ["kunlun_nano", "interformer_nano", "hstu_nano"])
 def test_a_short_training_beats_the_regression(preset: str, log: Config, regression: float) -> None:
     spec = feature_spec.load(log.data.spec)
