@@ -11,7 +11,7 @@ from pathlib import Path
 from gemctl.run.attempt import Attempt
 from gemctl.run.directory import RunDir
 from gemctl.run.inject import Point
-from gemctl.run.manifest import FILE_NAME, checkpoints, sync_folder
+from gemctl.run.manifest import FILE_NAME, checkpoints, sync_folder, valid_checkpoints
 
 
 def _nowhere(point: Point) -> None:
@@ -23,9 +23,8 @@ def prune(run: RunDir, attempt: Attempt, keep: int, reach: Callable[[Point], Non
 
     Returns the deleted folders. Nothing is deleted once a higher attempt owns the run. `reach` is told where it is.
     """
-    found = checkpoints(run)
-    old = [checkpoint.path for checkpoint in found if checkpoint.flaw is None][keep:]
-    removed = [path for path in old if _remove(path, attempt, reach)]
+    old = valid_checkpoints(run)[keep:]
+    removed = [checkpoint.path for checkpoint in old if _remove(checkpoint.path, attempt, reach)]
     return removed + remove_strays(run, attempt)
 
 

@@ -53,14 +53,14 @@ def _check_out(out: Path) -> None:
 
 def choose(run: "RunDir", step: int | None) -> "tuple[Checkpoint, list[str]]":
     """The checkpoint after `step` steps, or the newest that verifies with the reasons why newer ones do not."""
-    from gemctl.run.manifest import checkpoints, newest_verified, verify
+    from gemctl.run.manifest import newest_verified, valid_checkpoints, verify
 
     if step is None:
         newest, refused = newest_verified(run)
         if newest is None:
             raise InputError([f"{run.path}: no checkpoint that verifies", *refused])
         return newest, refused
-    valid = [checkpoint for checkpoint in checkpoints(run) if checkpoint.flaw is None]
+    valid = valid_checkpoints(run)
     wanted = [checkpoint for checkpoint in valid if checkpoint.step == step]
     if not wanted:
         steps = ", ".join(str(checkpoint.step) for checkpoint in valid) or "none"

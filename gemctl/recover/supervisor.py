@@ -25,7 +25,7 @@ from gemctl.run.attempt import Attempt, Base, claim
 from gemctl.run.conclusion import describe, hint
 from gemctl.run.directory import RunDir
 from gemctl.run.files import JsonLog, read_log
-from gemctl.run.manifest import Checkpoint, check_file, check_size, checkpoints, newest_verified, verify
+from gemctl.run.manifest import Checkpoint, check_file, check_size, newest_verified, valid_checkpoints, verify
 from gemctl.run.rollback import distrusts, passed_over
 
 POLL = 0.02
@@ -389,9 +389,9 @@ class _Supervisor:
 
     def _line(self, attempt: Attempt, end: _End) -> dict[str, Any]:
         """What supervisor.jsonl and end.json say of an attempt's end. `saved`: steps in the newest checkpoint."""
-        newest = self._newest()
+        saved = valid_checkpoints(self.run)
         line: dict[str, Any] = {"event": "end", "attempt": attempt.number, "outcome": end.outcome, "time": time.time()}
-        line |= {"step": end.step, "saved": newest.step if newest else 0, "kind": end.kind}
+        line |= {"step": end.step, "saved": saved[0].step if saved else 0, "kind": end.kind}
         if end.signal is not None:
             line["signal"] = end.signal
         if name := distrusts(self.run.attempts()):
@@ -430,9 +430,6 @@ class _Supervisor:
             raise Interrupted(text, TOLD if end.signal == "SIGTERM" else Interrupted.exit_code)
         if end.outcome != "finished":
             self.follower.note(text)
-
-    def _newest(self) -> Checkpoint | None:
-        return next((found for found in checkpoints(self.run) if found.flaw is None), None)
 
 
 def _not_started(records: Records, seconds: float) -> str:

@@ -8,7 +8,17 @@ from pathlib import Path
 
 from gemctl.errors import InputError
 from gemctl.run.directory import find
-from gemctl.run.manifest import FILE_NAME, FOLDER, Checkpoint, check_size, checkpoints, read, verify
+from gemctl.run.manifest import (
+    FILE_NAME,
+    FOLDER,
+    Checkpoint,
+    check_size,
+    checkpoints,
+    file_faults,
+    read,
+    valid_checkpoints,
+    verify,
+)
 
 
 @dataclass(frozen=True)
@@ -110,7 +120,7 @@ def _listed(checkpoint: Checkpoint) -> Listed:
         manifest = read(checkpoint.path)
     except InputError as error:
         return Listed(*base, checkpoint.flaw or str(error))
-    flaw = checkpoint.flaw or next(iter(verify(checkpoint.path, check_size)), None)
+    flaw = checkpoint.flaw or next(iter(file_faults(checkpoint.path, manifest, check_size)), None)
     size = sum(file.bytes for file in manifest.files.values())
     return Listed(*base, flaw, manifest.facts.world, len(manifest.objects), size)
 
@@ -121,10 +131,10 @@ def verify_all(reference: str, root: str) -> Verified:
         folder = resolve(reference, root)
         return Verified({str(folder): verify(folder)})
     run = find(reference, root)
-    valid = [checkpoint.path for checkpoint in checkpoints(run) if checkpoint.flaw is None]
+    valid = valid_checkpoints(run)
     if not valid:
         raise InputError(f"{run.path}: the run has no checkpoint")
-    return Verified({str(path): verify(path) for path in valid})
+    return Verified({str(checkpoint.path): verify(checkpoint.path) for checkpoint in valid})
 
 
 def resolve(reference: str, root: str) -> Path:
@@ -134,7 +144,7 @@ def resolve(reference: str, root: str) -> Path:
     name, _, step = reference.rpartition(":")
     if not (name and step.isdecimal()):
         name, step = reference, ""
-    valid = [checkpoint for checkpoint in checkpoints(find(name, root)) if checkpoint.flaw is None]
+    valid = valid_checkpoints(find(name, root))
     for checkpoint in valid:
         if not step or checkpoint.step == int(step):
             return checkpoint.path

@@ -11,7 +11,7 @@ from typing import Any
 
 from gemctl.run.attempt import Attempt
 from gemctl.run.directory import RunDir
-from gemctl.run.manifest import checkpoints
+from gemctl.run.manifest import valid_checkpoints
 
 
 def conclusion(run: RunDir, attempt: Attempt) -> str | None:
@@ -45,9 +45,9 @@ def describe(run: RunDir, end: dict[str, Any]) -> str:
 
 def hint(run: RunDir) -> str:
     """The command that goes on, and from where."""
-    newest = next((found for found in checkpoints(run) if found.flaw is None), None)
-    saved = "no checkpoint: from the start" if newest is None else f"from step {newest.step}"
-    return f"go on ({saved}): gemctl resume {reference(run)}"
+    saved = valid_checkpoints(run)
+    start = f"from step {saved[0].step}" if saved else "no checkpoint: from the start"
+    return f"go on ({start}): gemctl resume {reference(run)}"
 
 
 def reference(run: RunDir) -> str:

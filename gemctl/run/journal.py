@@ -13,7 +13,7 @@ from typing import Any
 
 from gemctl.run.attempt import Attempt, Base
 from gemctl.run.directory import RunDir
-from gemctl.run.files import read_log
+from gemctl.run.files import last_line, read_log
 
 LAUNCH = ("agent_start", "agent_import", "fork")
 STARTUP = (*LAUNCH, "import", "process_group", "build", "load", "first_batch", "first_step")
@@ -45,8 +45,9 @@ class Journal:
 
     def last_step(self) -> int:
         """Steps that were done when the attempt ended, those after its last line of metrics too."""
-        stages = read_log(self.attempt.rank_log(0))[-1:]
-        return int(max(self.base_step(), *(line["step"] or 0 for line in [*self.metrics[-1:], *stages]), 0))
+        said = last_line(self.attempt.rank_log(0))
+        entered = said["step"] if said is not None else None
+        return max(self.base_step(), *(line["step"] for line in self.metrics[-1:]), entered or 0)
 
     def startup(self) -> dict[str, float]:
         """Seconds by start-up stage, from the claim of the attempt to the end of the first step.

@@ -227,6 +227,11 @@ def verify(folder: Path, check: Check = check_file) -> list[str]:
         manifest = read(folder)
     except InputError as error:
         return error.problems
+    return file_faults(folder, manifest, check)
+
+
+def file_faults(folder: Path, manifest: Manifest, check: Check) -> list[str]:
+    """What `check` finds wrong with the files of the checkpoint in `folder`, whose manifest has been read."""
     faults = (check(folder / name, stored) for name, stored in sorted(manifest.files.items()))
     return [fault for fault in faults if fault is not None]
 
@@ -245,6 +250,11 @@ def checkpoints(run: RunDir) -> list[Checkpoint]:
             flaw = _void(step, attempt, bases) if published else f"unfinished: it has no {FILE_NAME}"
             found.append(Checkpoint(path, step, attempt, published, flaw))
     return sorted(found, key=lambda checkpoint: (checkpoint.step, checkpoint.attempt), reverse=True)
+
+
+def valid_checkpoints(run: RunDir) -> list[Checkpoint]:
+    """Those that count, newest first; their files are not looked at."""
+    return [checkpoint for checkpoint in checkpoints(run) if checkpoint.flaw is None]
 
 
 def _bases(run: RunDir) -> dict[int, int]:

@@ -10,7 +10,7 @@ from gemctl.run.attempt import Attempt, may_go_on
 from gemctl.run.conclusion import cause_of
 from gemctl.run.directory import RunDir
 from gemctl.run.files import last_line
-from gemctl.run.manifest import checkpoints
+from gemctl.run.manifest import valid_checkpoints
 from gemctl.run.submission import Job, Submission, newest
 
 
@@ -117,7 +117,7 @@ def status(run: RunDir, job: Job | None = None) -> RunStatus:
         raise InputError(f"{run.path / 'run.json'}: {', '.join(missing)}: missing")
     found = run.attempts()
     attempts = [_attempt(attempt) for attempt in found]
-    saved = next((checkpoint for checkpoint in checkpoints(run) if checkpoint.flaw is None), None)
+    saved = next(iter(valid_checkpoints(run)), None)
     submission = newest(run)
     return RunStatus(
         run_id=run.run_id,
