@@ -4,6 +4,8 @@ Everything that is the user's to mend raises one of these; the command line prin
 exception is a defect of gemctl and keeps its traceback.
 """
 
+TERMINATED = 143  # exit code of what SIGTERM has ended, as a shell counts
+
 
 class GemctlError(Exception):
     """The run failed. The message says what is wrong, where (config key, file, rank), and what to do."""

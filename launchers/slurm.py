@@ -21,7 +21,6 @@ from gemctl.launchers.request import from_json
 from gemctl.launchers.slurm_agents import SlurmAgents
 from gemctl.launchers.slurm_job import batch_job, shell_word
 from gemctl.run.directory import RunDir
-from gemctl.run.files import read_json
 from gemctl.run.submission import Job, Submission
 
 if TYPE_CHECKING:
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 
 IN_PROCESS = False  # the supervisor is in the job
 SCRIPT = "job.sbatch"
-LOG = "supervisor.log"
 
 
 def check(config: Config) -> None:
@@ -86,7 +84,7 @@ def form(app: "AppDef", config: Config, submission: Path) -> str:
 
 def start(run: RunDir, submission: Submission, config: Config) -> None:
     """Submits the job."""
-    app = from_json(read_json(submission.request)["app"])
+    app = from_json(submission.asked["app"])
     script = submission.path / SCRIPT
     script.write_text(form(app, config, submission.path))
     submission.write_submitted(job=slurm_client.submit(str(script)))
@@ -99,7 +97,7 @@ def array_form(app: "AppDef", config: Config, submissions: Sequence[Path]) -> st
         *(f"  {shell_word(str(folder.parent.parent))}" for folder in submissions),
         ")",
         "run=${runs[SLURM_ARRAY_TASK_ID]}",
-        f'exec >>"$run/submissions/{submissions[0].name}/{LOG}" 2>&1',
+        f'exec >>"$run/submissions/{submissions[0].name}/{Submission(submissions[0]).output.name}" 2>&1',
     ]
     command = f'{shell_word(sys.executable)} -m gemctl supervise "$run" --submission {submissions[0].name}'
     job = batch_job(app, options(config), "/dev/null", command, before)
@@ -110,7 +108,7 @@ def array_form(app: "AppDef", config: Config, submissions: Sequence[Path]) -> st
 
 def start_array(submissions: Sequence[Submission], config: Config) -> list[str]:
     """Submits all as one array; returns SLURM's names of its tasks."""
-    app = from_json(read_json(submissions[0].request)["app"])
+    app = from_json(submissions[0].asked["app"])
     script = submissions[0].path / SCRIPT
     script.write_text(array_form(app, config, [submission.path for submission in submissions]))
     job = slurm_client.submit(str(script))

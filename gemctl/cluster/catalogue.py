@@ -6,7 +6,7 @@ of NVLink (half of the advertised sum), one 400 Gb/s ConnectX-7 a GPU as in NVID
 
 from dataclasses import dataclass
 
-GB = 10**9
+GB, GIB = 10**9, 1 << 30
 TERA = 10**12
 
 

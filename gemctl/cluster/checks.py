@@ -14,9 +14,9 @@ from typing import Literal
 
 from gemctl import env
 from gemctl.cluster import software
+from gemctl.cluster.catalogue import GIB
 from gemctl.cluster.host import Host, this_host
 
-GIB = 1 << 30
 MEMORY = 4 * GIB  # the main job's plan asks for about 3 GiB on four ranks
 SHM = GIB // 2  # checkpoints are staged in shared memory; a container's default is 64 MiB
 

@@ -65,6 +65,16 @@ def spec_of(config: "Config") -> "FeatureSpec":
     return feature_spec.load(config.data.spec)
 
 
+def make_data(data: "DataConfig") -> None:
+    """Writes the synthetic log where it is asked for and not there, and says so."""
+    from gemctl.data.synthetic import absent, ensure
+    from gemctl.render.show import note
+
+    if absent(data):
+        note(f"writing the synthetic log: {', '.join(filter(None, [data.train, data.eval, data.spec]))}")
+        ensure(data)
+
+
 def check_data(data: "DataConfig") -> None:
     """Opens the data that a run would read. Raises InputError for what is missing or does not fit the feature spec."""
     from gemctl.data.parquet import ParquetSource

@@ -5,12 +5,13 @@ What is known comes from the run's files; a launcher is asked only now and then 
 
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from gemctl.errors import GemctlError, Interrupted
+from gemctl.errors import TERMINATED, GemctlError, Interrupted
 
 if TYPE_CHECKING:
     from gemctl.commands.launching import Launcher
@@ -26,22 +27,33 @@ NEXT_SECONDS = 60.0  # that an attempt may take to come up where nobody can be a
 LAST_WORDS = 20  # lines of a supervisor that never began an attempt
 
 
-def job_of(submission: "Submission") -> "Job | None":
-    """What its launcher says of the submission's job; never an error."""
+def jobs_of(submissions: "Sequence[Submission]") -> "list[Job | None]":
+    """What their launchers, each asked once, say of the submissions' jobs; never an error."""
     from gemctl.commands.launching import launcher_of
     from gemctl.run.submission import Job
 
-    try:
-        return launcher_of(submission.kind).jobs([submission])[0]
-    except GemctlError as error:
-        return Job("", "unknown", str(error))
+    found: dict[Path, Job | None] = {}
+    for kind in dict.fromkeys(submission.kind for submission in submissions):
+        own = [submission for submission in submissions if submission.kind == kind]
+        try:
+            said = launcher_of(kind).jobs(own)
+        except GemctlError as error:
+            said = [Job("", "unknown", str(error)) for _ in own]
+        found |= {submission.path: job for submission, job in zip(own, said, strict=True)}
+    return [found[submission.path] for submission in submissions]
+
+
+def job_of(submission: "Submission") -> "Job | None":
+    """The same of one."""
+    return jobs_of([submission])[0]
 
 
 def own_attempt(run: "RunDir", submission: "Submission | None") -> "Attempt | None":
     """The run's last attempt, if it was made under the submission (or there is none: an older gemctl's run)."""
     last = run.last_attempt()
-    first = submission.first_attempt if submission is not None else 1
-    return last if last is not None and last.claimed and last.number >= first else None
+    if last is None or not last.claimed or (submission is not None and not submission.made(last)):
+        return None
+    return last
 
 
 def comes_up(attempt: "Attempt") -> bool:
@@ -162,7 +174,7 @@ class Following:
         if end["outcome"] in {"failed", "preempted"}:
             raise GemctlError(text)
         if end["outcome"] == "killed" or end.get("signal") is not None or self._interrupts:
-            raise Interrupted(text, 143 if end.get("signal") == "SIGTERM" else 130)
+            raise Interrupted(text, TERMINATED if end.get("signal") == "SIGTERM" else Interrupted.exit_code)
         if end["outcome"] == "stopped":
             self.progress.note(text)
 

@@ -69,11 +69,6 @@ def launcher_of(kind: str) -> Launcher:
     return cast("Launcher", importlib.import_module(LAUNCHERS[kind]))
 
 
-def agents_of(run: "RunDir", config: "Config") -> "Agents":
-    """The agents of the run's attempts, as launcher.kind says."""
-    return launcher_of(config.launcher.kind).agents(run, config)
-
-
 def checked_plan(config: "Config") -> "Plan":
     """The plan of a configuration that can be launched. Raises InputError, DoesNotFit, or GemctlError for builds of
     torch and FBGEMM that do not belong together."""

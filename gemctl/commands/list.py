@@ -8,11 +8,10 @@ import argparse
 from typing import TYPE_CHECKING
 
 from gemctl import paths
-from gemctl.errors import GemctlError, InputError
+from gemctl.errors import InputError
 
 if TYPE_CHECKING:
     from gemctl.run.status import RunList
-    from gemctl.run.submission import Job, Submission
 
 HELP = "List all runs and what each is doing."
 
@@ -23,6 +22,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> "RunList":
     """Every run's status; one whose files cannot be read does not hide the others."""
+    from gemctl.commands.following import jobs_of
     from gemctl.run.directory import list_runs
     from gemctl.run.status import RunList, open_submission, status
 
@@ -35,11 +35,11 @@ def run(args: argparse.Namespace) -> "RunList":
             opened[one.path] = open_submission(one)
         except (InputError, OSError) as error:
             unreadable += _problems(error)
-    jobs = _jobs([submission for submission in opened.values() if submission is not None])
+    asked = {path: submission for path, submission in opened.items() if submission is not None}
+    jobs = dict(zip(asked, jobs_of(list(asked.values())), strict=True))
     for one in (one for one in found if one.path in opened):
-        submission = opened[one.path]
         try:
-            runs.append(status(one, jobs.get(submission.path) if submission is not None else None))
+            runs.append(status(one, jobs.get(one.path)))
         except (InputError, OSError) as error:
             unreadable += _problems(error)
     return RunList(args.root, runs, unreadable)
@@ -47,19 +47,3 @@ def run(args: argparse.Namespace) -> "RunList":
 
 def _problems(error: InputError | OSError) -> list[str]:
     return [f"{error.filename}: {error.strerror}"] if isinstance(error, OSError) else error.problems
-
-
-def _jobs(submissions: "list[Submission]") -> "dict[object, Job | None]":
-    """What the launchers say, each asked once."""
-    from gemctl.commands.launching import launcher_of
-    from gemctl.run.submission import Job
-
-    found: dict[object, Job | None] = {}
-    for kind in dict.fromkeys(submission.kind for submission in submissions):
-        own = [submission for submission in submissions if submission.kind == kind]
-        try:
-            said = launcher_of(kind).jobs(own)
-        except GemctlError as error:
-            said = [Job("", "unknown", str(error)) for _ in own]
-        found |= {submission.path: job for submission, job in zip(own, said, strict=True)}
-    return found

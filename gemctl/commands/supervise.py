@@ -102,18 +102,18 @@ def _nothing_to_do(run: "RunDir", submission: "Submission", last: "Attempt | Non
     """Why no attempt has to be made: the last one ended as wanted, or a stop request found nobody to take it."""
     from gemctl.run.requests import filed
 
-    end = last.end() if last is not None and last.number >= submission.first_attempt else None
+    end = last.end() if last is not None and submission.made(last) else None
     taken_away = end is not None and end.get("kind") is not None  # by SIGTERM: where this comes, the job was requeued
     if end is not None and end["outcome"] in {"finished", "stopped", "killed"} and not taken_away:
         return f"run {run.run_id}: attempt {last.number if last else 0} has ended: {end['outcome']}"
-    if any(wish.kind != "save" and wish.signal is None for wish in filed(run, unseen)):
+    if any(wish.ends and wish.signal is None for wish in filed(run, unseen)):
         return f"run {run.run_id}: was asked to stop before this attempt; gemctl resume {run.run_id} goes on"
     return None
 
 
 def _unseen(submission: "Submission", last: "Attempt | None") -> int:
     """Number of the first request that no attempt of the submission has taken for good: its last one may have died."""
-    own = last is not None and last.number >= submission.first_attempt and last.claimed
+    own = last is not None and submission.made(last) and last.claimed
     return last.claim().first_request if last is not None and own else submission.first_request
 
 

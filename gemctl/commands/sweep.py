@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gemctl.commands.configured import check_data, composed, is_file
+from gemctl.commands.configured import check_data, composed, is_file, make_data
 from gemctl.errors import InputError
 
 if TYPE_CHECKING:
@@ -31,9 +31,7 @@ def sweep(args: argparse.Namespace) -> "Sweep | DryRun":
     points = _points(args)
     if args.dry_run:
         return _dry_run(points)
-    from gemctl.data.synthetic import absent, ensure
     from gemctl.launchers import slurm
-    from gemctl.render.show import note
     from gemctl.run.directory import folder_of
     from gemctl.run.submission import Sweep, Swept
 
@@ -41,9 +39,7 @@ def sweep(args: argparse.Namespace) -> "Sweep | DryRun":
     folder_of(first.run.root, first.run.name)
     slurm.check_here(first)
     for config in (point.config for point in points):
-        if absent(config.data):
-            note(f"writing the synthetic log: {config.data.train}")
-            ensure(config.data)
+        make_data(config.data)
     made = [_submitted(point, args) for point in points]
     jobs = slurm.start_array([submission for _, submission in made], first)
     return Sweep(

@@ -10,7 +10,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gemctl.commands.configured import add_configuration, add_detach, check_data, composed
+from gemctl.commands.configured import add_configuration, add_detach, check_data, composed, make_data
 
 if TYPE_CHECKING:
     from gemctl.config.schema import Config
@@ -78,8 +78,7 @@ def _dry_run(config: "Config", plan: "Plan", warm: "WarmStart | None") -> "DryRu
 
 def _train(config: "Config", plan: "Plan", warm: "WarmStart | None", args: argparse.Namespace) -> "Report | Detached":
     from gemctl.commands.launching import launch, launcher_of
-    from gemctl.data.synthetic import absent, ensure
-    from gemctl.render.show import note, show
+    from gemctl.render.show import show
     from gemctl.run.directory import RunDir, folder_of
     from gemctl.run.report import build
 
@@ -88,9 +87,6 @@ def _train(config: "Config", plan: "Plan", warm: "WarmStart | None", args: argpa
     for value in filter(None, [plan, warm]):
         if not args.json:
             show(value)
-    if absent(config.data):
-        files = filter(None, [config.data.train, config.data.eval, config.data.spec])
-        note(f"writing the synthetic log: {', '.join(files)}")
-        ensure(config.data)
+    make_data(config.data)
     run = RunDir.create(config.run.root, config.run.name, args.command_line)
     return launch(run, config, plan, args.detach) or build(run)

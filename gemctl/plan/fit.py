@@ -15,7 +15,6 @@ from gemctl.mesh.topology import Topology, divisors
 from gemctl.plan.classes import RankClass, device_total, totals
 from gemctl.plan.memory import DEVICE, HOST, HOST_RESERVE, MemoryObject
 
-GIB = 1 << 30
 USABLE = 0.9
 """Share of memory that a plan may fill: the rest is the system's, page cache and what the estimates miss."""
 
@@ -75,7 +74,7 @@ def cluster_memory(config: Config, host: Host | None = None) -> Memory:
 def _elsewhere(config: Config) -> Memory:
     """What the configuration says of a scheduler's nodes: this machine is none of them."""
     slurm = config.launcher.slurm
-    host = None if slurm is None or slurm.memory_gb is None else int(slurm.memory_gb * GIB)
+    host = None if slurm is None or slurm.memory_gb is None else int(slurm.memory_gb * catalogue.GIB)
     if config.cluster.memory_gb is not None:
         host = int(config.cluster.memory_gb * catalogue.GB)
     return Memory(host, catalogue.CATALOGUE[config.cluster.gpu].memory if config.cluster.gpu else None, 1)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from gemctl.config.schema import RecoverConfig
-from gemctl.errors import GemctlError, Interrupted, TooFewHosts
+from gemctl.errors import TERMINATED, GemctlError, Interrupted, TooFewHosts
 from gemctl.recover.budgets import MEANING, History, Kind
 from gemctl.recover.cause import Cause, lost_hosts, root_cause
 from gemctl.recover.records import Records
@@ -33,7 +33,6 @@ AGENT_POLL = 0.2  # seconds between looks at what costs more: the agent's proces
 STARTUP = 60.0  # seconds, at least, until all ranks have a process: imports on a busy machine are no hang
 KILL_GRACE = 3.0  # seconds an agent has to kill its ranks and say so before it is killed itself
 FAIL_GRACE = 3.0  # seconds between a rank's own failure and its end
-TOLD = 143  # exit code of a run that was told to end, as a shell counts SIGTERM
 
 
 class Agents(Protocol):
@@ -84,19 +83,14 @@ class _End:
 
 
 class RunFailed(GemctlError):
-    """The run failed and no budget is left; `cause` is the root cause of its last attempt."""
-
-    def __init__(self, message: str, cause: Cause | None) -> None:
-        super().__init__(message)
-        self.cause = cause
+    """The run failed and no budget is left; the message has the root cause of its last attempt."""
 
 
 class Requeue(Interrupted):
     """The run has saved and ended because its time is up, and its budget allows that it goes on in another job."""
 
-    def __init__(self, kind: Kind, message: str) -> None:
-        super().__init__(message, TOLD)
-        self.kind = kind
+    def __init__(self, message: str) -> None:
+        super().__init__(message, TERMINATED)
 
 
 def run_attempts(
@@ -148,7 +142,7 @@ class _Supervisor:
         """Says which attempts of this submission ended with their supervisor. RunFailed if a budget is spent."""
         for kind in MEANING:
             if refusal := self.history.refusal(kind, self.recover.budgets):
-                raise RunFailed(f"run {self.run.run_id} is not brought back: {refusal}\n{hint(self.run)}", None)
+                raise RunFailed(f"run {self.run.run_id} is not brought back: {refusal}\n{hint(self.run)}")
         if self.history.lost:
             numbers = ", ".join(map(str, self.history.lost))
             left = self.history.left("preemption", self.recover.budgets)
@@ -345,7 +339,7 @@ class _Supervisor:
             requests.file(self.run, "stop", self.asked.reason.name)
 
     def _stops(self, attempt: Attempt) -> list[requests.Request]:
-        return [wish for wish in requests.pending(self.run, attempt) if wish.kind in {"stop", "kill"}]
+        return [wish for wish in requests.pending(self.run, attempt) if wish.ends]
 
     def _kill_wanted(self, attempt: Attempt) -> bool:
         return any(wish.kind == "kill" for wish in requests.pending(self.run, attempt))
@@ -423,11 +417,11 @@ class _Supervisor:
         """Says how the run ended, by an exception if the user has to know."""
         text = describe(self.run, line)
         if end.outcome == "failed" or line["refusal"] is not None:
-            raise RunFailed(text, end.cause)
+            raise RunFailed(text)
         if end.outcome == "preempted":
-            raise Requeue("time_limit", f"{text}\n{self.history.left('time_limit', self.recover.budgets)}")
+            raise Requeue(f"{text}\n{self.history.left('time_limit', self.recover.budgets)}")
         if end.outcome == "killed" or end.signal is not None:
-            raise Interrupted(text, TOLD if end.signal == "SIGTERM" else Interrupted.exit_code)
+            raise Interrupted(text, TERMINATED if end.signal == "SIGTERM" else Interrupted.exit_code)
         if end.outcome != "finished":
             self.follower.note(text)
 

@@ -24,6 +24,11 @@ class Request:
     kind: Kind
     signal: str | None = None
 
+    @property
+    def ends(self) -> bool:
+        """True if it ends the run, now or at the end of its step."""
+        return self.kind != "save"
+
 
 @dataclass(frozen=True)
 class StopFiled:

@@ -101,7 +101,7 @@ def open_submission(run: RunDir) -> Submission | None:
     """The run's newest submission, unless an attempt of it has ended for good: what its job does matters."""
     submission = newest(run)
     last = run.last_attempt()
-    if submission is None or last is None or last.number < submission.first_attempt:
+    if submission is None or last is None or not submission.made(last):
         return submission
     end = last.end()
     return submission if end is None or may_go_on(end) else None
@@ -149,7 +149,7 @@ def ranks(attempt: Attempt) -> list[Ranks]:
 def _state(
     run: RunDir, submission: Submission | None, last: Attempt | None, attempts: list[AttemptStatus], job: Job | None
 ) -> str:
-    if submission is not None and (last is None or last.number < submission.first_attempt):
+    if submission is not None and (last is None or not submission.made(last)):
         return _unstarted(run, submission, job)
     if last is None:
         return "never started"
@@ -159,7 +159,7 @@ def _state(
     if end is not None:
         goes_on = end.get("again") and job is not None and job.state == "running"
         return "restarting" if goes_on else state
-    if state == "running" and last.claimed and any(wish.kind != "save" for wish in requests.pending(run, last)):
+    if state == "running" and last.claimed and any(wish.ends for wish in requests.pending(run, last)):
         return "stopping"
     return state
 
@@ -170,7 +170,7 @@ def _unstarted(run: RunDir, submission: Submission, job: Job | None) -> str:
         return "never started"
     if job.state != "ended":
         return "waiting" if job.state == "waiting" else "starting"
-    withdrawn = any(wish.kind != "save" for wish in requests.filed(run, submission.first_request))
+    withdrawn = any(wish.ends for wish in requests.filed(run, submission.first_request))
     return "withdrawn" if withdrawn else "not started"
 
 

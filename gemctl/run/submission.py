@@ -16,13 +16,14 @@ import os
 import socket
 import time
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 from gemctl.run import process
-from gemctl.run.attempt import Base
+from gemctl.run.attempt import Attempt, Base
 from gemctl.run.directory import RunDir
-from gemctl.run.files import create_json, entries, read_json
+from gemctl.run.files import Record, create_json, entries, read_json
 
 JobState = Literal["waiting", "running", "ended", "unknown"]
 
@@ -79,25 +80,34 @@ class Submission:
         self.submitted_file = path / "submitted.json"
         self.output = path / "supervisor.log"
 
+    @cached_property
+    def asked(self) -> Record:
+        """request.json, which is written once."""
+        return read_json(self.request)
+
     @property
     def kind(self) -> str:
         """The launcher.kind that it is for."""
-        return str(read_json(self.request)["kind"])
+        return str(self.asked["kind"])
 
     @property
     def first_attempt(self) -> int:
         """Attempts from this number on were made under it, or under a later submission."""
-        return int(read_json(self.request)["first_attempt"])
+        return int(self.asked["first_attempt"])
+
+    def made(self, attempt: Attempt) -> bool:
+        """True if the attempt was made under it, or under a later submission."""
+        return attempt.number >= self.first_attempt
 
     @property
     def first_request(self) -> int:
         """Stop requests with lower numbers were meant for what was before it."""
-        return int(read_json(self.request)["first_request"])
+        return int(self.asked["first_request"])
 
     @property
     def base(self) -> Base | None:
         """What its first attempt starts from, verified when it was made; None: the newest then."""
-        base = read_json(self.request).get("base")
+        base = self.asked.get("base")
         return Base(**base.fields(Base)) if base is not None else None
 
     def submitted(self) -> dict[str, Any] | None:
