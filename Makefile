@@ -2,45 +2,48 @@
 # make test    set up everything, run all tests but the slow ones
 # make chaos   220 seeded faults in real runs; SEED=17 plays one again, SEED=100 COUNT=50 plays fifty others
 #
+# Every distribution is installed by the version and hash in constraints/locks; `make lock` resolves them anew.
+#
 # TORCH=cpu (default) takes torch's CPU build from the configured pip index or, if that has none, from TORCH_INDEX.
-# TORCH=cuda takes the CUDA build and its constraints.
+# TORCH=cuda takes the CUDA build and its locks.
 
 PYTHON ?= python3
 TORCH ?= cpu
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 VENV ?= .venv
 BIN := $(VENV)/bin
-CONSTRAINTS := constraints/$(TORCH).txt
-TORCH_VERSION := $(shell sed -n 's/^torch==//p' $(CONSTRAINTS))
-PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq -c $(CONSTRAINTS)
-SOURCES := pyproject.toml $(CONSTRAINTS)
+LOCKS := constraints/locks
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
+# A lock is complete, so nothing else is resolved, and builds use its setuptools.
+LOCKED := $(PIP) --require-hashes --no-deps --no-build-isolation --use-pep517
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup train test test-slow chaos lint types bench-quality docs clean
+.PHONY: setup train test test-slow chaos lint types lock bench-quality docs clean
 
 setup: $(VENV)/.installed
 
-$(VENV)/.torch-$(TORCH): $(CONSTRAINTS)
+$(VENV)/.torch-$(TORCH): $(LOCKS)/build.txt $(LOCKS)/torch-cpu.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(LOCKED) -r $(LOCKS)/build.txt
 ifeq ($(TORCH),cpu)
-	@echo "installing torch $(TORCH_VERSION)+cpu"
-	@$(PIP) "torch==$(TORCH_VERSION)+cpu" 2>/dev/null \
-	  || $(PIP) --extra-index-url $(TORCH_INDEX) "torch==$(TORCH_VERSION)+cpu" 2>/dev/null \
-	  || { echo "error: no CPU build of torch $(TORCH_VERSION) in the configured index or in $(TORCH_INDEX): set TORCH_INDEX, or TORCH=cuda" >&2; exit 1; }
-	@$(PIP) ./packaging/fbgemm-gpu
-else
-	@$(PIP) "torch==$(TORCH_VERSION)" fbgemm-gpu
+	@echo "installing torch's CPU build"
+	@$(LOCKED) -r $(LOCKS)/torch-cpu.txt 2>/dev/null \
+	  || $(LOCKED) --index-url $(TORCH_INDEX) -r $(LOCKS)/torch-cpu.txt \
+	  || { echo "error: no CPU build of torch with a locked hash in the configured index or in $(TORCH_INDEX): set TORCH_INDEX, or TORCH=cuda" >&2; exit 1; }
+	@$(PIP) --no-deps --no-build-isolation ./packaging/fbgemm-gpu
 endif
 	@touch $@
 
-$(VENV)/.installed: $(VENV)/.torch-$(TORCH) $(SOURCES)
+$(VENV)/.installed: $(VENV)/.torch-$(TORCH) $(LOCKS)/$(TORCH).txt pyproject.toml
 	@echo "installing gemctl"
-	@$(PIP) -e .
+	@$(LOCKED) -r $(LOCKS)/$(TORCH).txt
+	@$(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
 
-$(VENV)/.installed-test: $(VENV)/.installed $(SOURCES)
+$(VENV)/.installed-test: $(VENV)/.installed $(LOCKS)/$(TORCH)-test.txt
 	@echo "installing the test and lint tools"
-	@$(PIP) -e ".[test,dev]"
+	@$(LOCKED) -r $(LOCKS)/$(TORCH)-test.txt
+	@$(BIN)/python -m pip check
 	@touch $@
 
 train: $(VENV)/.installed
@@ -68,6 +71,21 @@ types: $(VENV)/.installed-test
 
 bench-quality: $(VENV)/.installed
 	$(BIN)/python -m gemctl.bench.quality
+
+# torch comes from one index alone, which also mirrors other packages; those come from the configured index.
+UV := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
+  --custom-compile-command "make lock"
+RESOLVE_cpu := -c constraints/cpu.txt packaging/fbgemm-gpu/pyproject.toml --excludes constraints/cpu-excludes.txt \
+  --find-links $(TORCH_INDEX)/torch/ --no-emit-package torch
+RESOLVE_cuda := -c constraints/cuda.txt
+
+lock: $(VENV)/.installed-test
+	echo setuptools | $(UV) - -c constraints/cuda.txt -o $(LOCKS)/build.txt
+	grep '^torch==' constraints/cpu.txt | sed 's/$$/+cpu/' | $(UV) --no-deps --default-index $(TORCH_INDEX) - -o $(LOCKS)/torch-cpu.txt
+	$(UV) pyproject.toml $(RESOLVE_cpu) -c $(LOCKS)/build.txt -o $(LOCKS)/cpu.txt
+	$(UV) pyproject.toml --all-extras $(RESOLVE_cpu) -c $(LOCKS)/cpu.txt -o $(LOCKS)/cpu-test.txt
+	$(UV) pyproject.toml $(RESOLVE_cuda) -c $(LOCKS)/build.txt -o $(LOCKS)/cuda.txt
+	$(UV) pyproject.toml --all-extras $(RESOLVE_cuda) -c $(LOCKS)/cuda.txt -o $(LOCKS)/cuda-test.txt
 
 docs: $(VENV)/.installed
 	$(BIN)/python -m gemctl.reference > docs/reference.md
