@@ -49,7 +49,7 @@ EXIT_CODES = {
 
 def reference() -> str:
     """The whole page."""
-    parts = [HEAD, _exit_codes(), *_commands(), _groups(), *_keys(), _resuming(), *_feature_spec()]
+    parts = [HEAD, _exit_codes(), *_commands(), _groups(), *_keys(), _resuming(), DATA_PATHS, *_feature_spec()]
     return "\n\n".join(parts) + "\n"
 
 
@@ -216,10 +216,32 @@ def _resuming() -> str:
     return f"## What a resumed run may change\n\n{intro}\n\n" + _table(["key", "change", "because"], rows)
 
 
+DATA_PATHS = """\
+## Data paths
+
+`data.train`, `data.eval`, `gemctl eval --data` and `gemctl data spec` take the same paths, local ones and fsspec URLs:
+
+| path | what is read |
+|---|---|
+| `clicks.parquet` | the file, whatever its name |
+| `logs/clicks` | all files in the folder and in the folders below it |
+| `'logs/dt=2026-03-*/*.parquet'` | what the glob matches; `**` stands for any number of folders |
+| `'data.train=[base.parquet,logs/new]'` | several paths, in this order |
+
+- A path that exists is taken as it is; only one that does not is read as a glob.
+- In folders and globs, files count whose names end in `.parquet`, `.pq` or `.parq`, in any case. Other files are not
+  read, and a line says so. Names that begin with `.` or `_` (`_SUCCESS`, `_temporary/`) are passed over, unless the
+  glob itself asks for them.
+- Files come in the order of their paths, folder by folder. Where the order matters (`data.order=time`), pad numbers
+  with zeros: `hour=10` comes before `hour=9`.
+- The `key=value` folders of a Hive layout are folders like others. Their keys are not columns: a spec that needs one
+  needs it in the files. (Spark drops the column of `partitionBy`; keep a copy of it, `day` beside `dt`, say.)"""
+
+
 FEATURE_SPEC = """\
 ## Feature specs
 
-`data.spec` is a YAML file that says what the columns of the Parquet files mean. `gemctl data spec FILE.parquet` drafts
+`data.spec` is a YAML file that says what the columns of the Parquet files mean. `gemctl data spec PATH` drafts
 one with a comment for every guess. Features that name the same `table` share it: let a candidate and the events of a
 history share one wherever their ids mean the same things. Where `column` is null the column has the feature's name.
 

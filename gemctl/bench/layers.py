@@ -16,14 +16,15 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from gemctl import paths
 from gemctl.bench.alone import Times, time_modules
 from gemctl.bench.batches import Ints, filled, random_batch
 from gemctl.bench.process import write_result
 from gemctl.bench.ranks import on_ranks
 from gemctl.config.schema import Config
 from gemctl.data.batch import Batch
+from gemctl.data.files import find_files, shown
 from gemctl.data.loader import Loader
+from gemctl.errors import InputError
 from gemctl.model.gem import DenseModel
 from gemctl.model.init import init_rules
 from gemctl.parallel.init import Slice, fill
@@ -102,7 +103,9 @@ def _batches(config: Config, spec: FeatureSpec, rank: int) -> tuple[list[Batch],
     world, _ = worlds(config)
     data = config.data
     rows = subject(config, spec)["rows"]
-    if "://" not in data.train and not paths.exists(data.train):
+    try:
+        find_files(data.train)
+    except InputError:  # not there yet
         facts = data_facts(data, spec)
 
         def lengths(seed: int) -> dict[str, Ints]:
@@ -111,7 +114,7 @@ def _batches(config: Config, spec: FeatureSpec, rank: int) -> tuple[list[Batch],
         return [random_batch(spec, lengths(seed), seed) for seed in range(BATCHES)], facts.source
     loader = Loader(data, spec, global_batch=config.train.global_batch, seed=config.run.seed, rank=rank, world=world)
     try:
-        return [next(loader)[1].slice(0, rows) for _ in range(BATCHES)], data.train
+        return [next(loader)[1].slice(0, rows) for _ in range(BATCHES)], shown(data.train)
     finally:
         loader.close()
 

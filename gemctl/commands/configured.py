@@ -1,6 +1,7 @@
 """The arguments that every command with a configuration takes: [FILE.yaml] [GROUP=CHOICE …] [KEY=VALUE …]."""
 
 import argparse
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from gemctl import paths
@@ -67,16 +68,20 @@ def spec_of(config: "Config") -> "FeatureSpec":
 
 def make_data(data: "DataConfig") -> None:
     """Writes the synthetic log where it is asked for and not there, and says so."""
+    from gemctl.data.files import shown
     from gemctl.data.synthetic import absent, ensure
     from gemctl.render.show import note
 
     if absent(data):
-        note(f"writing the synthetic log: {', '.join(filter(None, [data.train, data.eval, data.spec]))}")
+        written = [shown(path) for path in (data.train, data.eval, data.spec) if path is not None]
+        note(f"writing the synthetic log: {', '.join(written)}")
         ensure(data)
 
 
 def check_data(data: "DataConfig") -> None:
-    """Opens the data that a run would read. Raises InputError for what is missing or does not fit the feature spec."""
+    """Opens the data that a run would read, and says which files lie there that it would not. Raises InputError for
+    what is missing or does not fit the feature spec."""
+    from gemctl.data.files import shown
     from gemctl.data.parquet import ParquetSource
     from gemctl.data.synthetic import absent
     from gemctl.specs import feature_spec
@@ -91,8 +96,20 @@ def check_data(data: "DataConfig") -> None:
         try:
             source = ParquetSource(url, spec, histories=data.histories == "keep")
             source.close()
-            problems += [] if source.row_count else [f"{key}={url}: no rows"]
+            problems += [] if source.row_count else [f"{key}={shown(url)}: no rows"]
         except InputError as error:
             problems += error.problems
     if problems:
         raise InputError(problems)
+    note_ignored(data)
+
+
+def note_ignored(data: "DataConfig") -> None:
+    """Says which files lie beside the rows and are not read."""
+    from gemctl.data.files import find_files
+    from gemctl.render.show import note
+
+    for key, url in {"data.train": data.train, "data.eval": data.eval}.items():
+        with suppress(InputError):  # what is not there is said elsewhere
+            for line in find_files(url).notes(key) if url is not None else []:
+                note(line)

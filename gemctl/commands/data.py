@@ -14,6 +14,7 @@ from gemctl import paths
 from gemctl.errors import InputError
 
 if TYPE_CHECKING:
+    from gemctl.config.schema import DataPath
     from gemctl.data.drafting import Draft
     from gemctl.data.importing import Imported
     from gemctl.data.synthetic import SyntheticLog
@@ -46,8 +47,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         ("seed", "seed"),
     ):
         synth.add_argument(f"--{name}", type=int, metavar="N", help=what)
-    spec = actions.add_parser("spec", help="draft a feature spec for a Parquet file or folder")
-    spec.add_argument("file", metavar="FILE.parquet", help="file or folder, any fsspec URL")
+    spec = actions.add_parser("spec", help="draft a feature spec for Parquet files")
+    spec.add_argument("data", metavar="PATH", nargs="+", help="files, folders or globs, any fsspec URL")
     spec.add_argument("-o", "--out", metavar="SPEC.yaml", help="write it there instead of showing it")
     spec.add_argument("--label", action="append", default=[], metavar="COLUMN", help="a label column, may be repeated")
 
@@ -58,7 +59,7 @@ def run(args: argparse.Namespace) -> "Imported | SyntheticLog | Draft":
     if args.action == "synth":
         sizes = {name: getattr(args, name) for name in ("rows", "eval_rows", "users", "items", "seed")}
         return synthesise(args.out, {name: size for name, size in sizes.items() if size is not None})
-    return draft_spec(args.file, args.label, args.out)
+    return draft_spec(args.data, args.label, args.out)
 
 
 def import_log(source: str, out: str, labels: list[str], history: int) -> "Imported":
@@ -91,13 +92,13 @@ def _wrong_size(name: str, value: int) -> str:
     return f"--{name.replace('_', '-')}: {wrong(find(('data', 'synthetic', name)) or {}, value)}"
 
 
-def draft_spec(file: str, labels: list[str], out: str | None) -> "Draft":
-    """Drafts a spec for `file`; with `out` into a new file there."""
+def draft_spec(data: "DataPath", labels: list[str], out: str | None) -> "Draft":
+    """Drafts a spec for the Parquet files of `data`; with `out` into a new file there."""
     from gemctl.data.drafting import draft
 
     if out is not None and paths.exists(out):
         raise InputError(f"{out}: exists already; give another name with -o, or delete it")
-    found = draft(file, labels)
+    found = draft(data, labels)
     if out is not None:
         with paths.writing(f"-o {out}"):
             Path(out).write_text(found.text, encoding="utf-8")

@@ -1,7 +1,7 @@
 """`gemctl eval`: scores a data set with a checkpoint of a run, a logistic regression beside it on the same rows.
 
 gemctl eval RUN                              # the newest verified checkpoint on data.eval
-gemctl eval RUN --data FILE --checkpoint 300 --out scores.parquet
+gemctl eval RUN --data PATH --checkpoint 300 --out scores.parquet
 """
 
 import argparse
@@ -13,6 +13,7 @@ from gemctl import paths
 from gemctl.errors import GemctlError, InputError
 
 if TYPE_CHECKING:
+    from gemctl.config.schema import DataPath
     from gemctl.run.directory import RunDir
     from gemctl.run.manifest import Checkpoint
     from gemctl.run.scores import Evaluation
@@ -23,12 +24,15 @@ HELP = "Score a data set with a checkpoint."
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="path of a run, its id or a unique prefix of it")
     parser.add_argument("--root", default="runs", metavar="DIR", help="where run directories lie (default: runs)")
-    parser.add_argument("--data", metavar="FILE", help="Parquet file or folder (default: the run's data.eval)")
+    parser.add_argument(
+        "--data", metavar="PATH", action="append", help="file, folder or glob, may be repeated (default: data.eval)"
+    )
     parser.add_argument("--checkpoint", type=int, metavar="STEP", help="default: the newest that verifies")
     parser.add_argument("--out", metavar="FILE", help="also write every row's scores to this Parquet file")
 
 
 def run(args: argparse.Namespace) -> "Evaluation":
+    from gemctl.data.files import find_files, shown
     from gemctl.run.directory import find
     from gemctl.run.scores import Evaluation
 
@@ -39,8 +43,11 @@ def run(args: argparse.Namespace) -> "Evaluation":
     if not (config := chosen.attempt(checkpoint.attempt).config).exists():
         raise InputError(f"{config}: is missing; it says which model {checkpoint.path.name} is of")
     data = args.data or _eval_data(chosen, checkpoint)
+    notes += find_files(data).notes("--data" if args.data else "data.eval")
     result = _score(chosen, checkpoint, data, args.out)
-    return Evaluation(chosen.run_id, checkpoint.path.name, checkpoint.step, data, out=args.out, notes=notes, **result)
+    return Evaluation(
+        chosen.run_id, checkpoint.path.name, checkpoint.step, shown(data), out=args.out, notes=notes, **result
+    )
 
 
 def _check_out(out: Path) -> None:
@@ -70,24 +77,25 @@ def choose(run: "RunDir", step: int | None) -> "tuple[Checkpoint, list[str]]":
     return wanted[0], []
 
 
-def _eval_data(run: "RunDir", checkpoint: "Checkpoint") -> str:
+def _eval_data(run: "RunDir", checkpoint: "Checkpoint") -> "DataPath":
     from gemctl.config.compose import from_yaml
 
     file = run.attempt(checkpoint.attempt).config
     data = from_yaml(file.read_text(), str(file)).data.eval
     if data is None:
-        raise InputError("the run has no data.eval: name the rows to score with --data FILE")
+        raise InputError("the run has no data.eval: name the rows to score with --data PATH")
     return data
 
 
-def _score(run: "RunDir", checkpoint: "Checkpoint", data: str, out: str | None) -> dict[str, Any]:
+def _score(run: "RunDir", checkpoint: "Checkpoint", data: "DataPath", out: str | None) -> dict[str, Any]:
     """Runs gemctl.train.evaluate; its problems become this command's."""
+    from gemctl.data.files import urls
     from gemctl.run.files import read_json
     from gemctl.run.process import run_module
 
     with tempfile.TemporaryDirectory(prefix="gemctl-eval-") as folder:
         result = Path(folder) / "result.json"
-        words = [str(run.path), str(checkpoint.path), data, str(result), *(["--out", out] if out else [])]
+        words = [str(run.path), str(checkpoint.path), str(result), *urls(data), *(["--out", out] if out else [])]
         code = run_module("gemctl.train.evaluate", *words).returncode
         found = read_json(result) if result.exists() else {}
     if code == InputError.exit_code and "problems" in found:

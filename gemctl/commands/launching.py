@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from torchx.specs import AppDef
 
-    from gemctl.config.schema import Config, DataConfig
+    from gemctl.config.schema import Config, DataConfig, DataPath
     from gemctl.plan.build import Plan
     from gemctl.recover.supervisor import Agents
     from gemctl.run.attempt import Attempt, Base
@@ -136,10 +136,14 @@ def launch(
 
 def _from_anywhere(data: "DataConfig") -> "DataConfig":
     """The same data with absolute paths, so that `resume` and `eval` of the run work from any folder."""
+    from gemctl.data.files import expanded
 
     def absolute(path: str) -> str:
-        return path if "://" in path else str(Path(path).absolute())
+        return path if "://" in path else str(Path(expanded(path)).absolute())
+
+    def all_absolute(path: "DataPath") -> "DataPath":
+        return absolute(path) if isinstance(path, str) else [absolute(one) for one in path]
 
     return dataclasses.replace(
-        data, spec=absolute(data.spec), train=absolute(data.train), eval=data.eval and absolute(data.eval)
+        data, spec=absolute(data.spec), train=all_absolute(data.train), eval=data.eval and all_absolute(data.eval)
     )

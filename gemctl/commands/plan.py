@@ -6,7 +6,7 @@ gemctl plan topology=fsdp launcher.ranks_per_node=8
 import argparse
 from typing import TYPE_CHECKING
 
-from gemctl.commands.configured import add_configuration, composed, planned
+from gemctl.commands.configured import add_configuration, composed, note_ignored, planned
 
 if TYPE_CHECKING:
     from gemctl.plan.build import Plan
@@ -19,4 +19,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> "Plan":
-    return planned(composed(args))
+    config = composed(args)
+    note_ignored(config.data)
+    return planned(config)

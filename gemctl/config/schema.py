@@ -102,14 +102,20 @@ class SyntheticConfig:
     seed: Annotated[NonNegative, Field(description="seed of the log; another seed is another log")] = 0
 
 
+Path = Annotated[str, Field(min_length=1)]
+DataPath = Path | Annotated[list[Path], Field(min_length=1)]
+
+
 @dataclass
 class DataConfig:
     """Which rows, what their columns mean, and in which order they come."""
 
     __pydantic_config__ = FORBID
     spec: Annotated[str, Field(min_length=1, description="feature spec (YAML)")]
-    train: Annotated[str, Field(min_length=1, description="Parquet file or folder (any fsspec URL)")]
-    eval: Annotated[str | None, Field(description="Parquet file or folder; null: no evaluation")] = None
+    train: Annotated[
+        DataPath, Field(description="Parquet file, folder (with those below it) or glob, any fsspec URL; or a list")
+    ]
+    eval: Annotated[DataPath | None, Field(description="as data.train; null: no evaluation")] = None
     order: Annotated[
         Literal["time", "shuffled"], Field(description="as in the file, or anew each epoch from run.seed")
     ] = "shuffled"

@@ -14,7 +14,8 @@ import numpy as np
 from pyarrow import types as pt
 
 from gemctl.data.describe import Column, as_times, describe
-from gemctl.data.parquet import ParquetSource, find_files, open_file
+from gemctl.data.files import DataPath, find_files, shown
+from gemctl.data.parquet import ParquetSource, open_file
 from gemctl.errors import InputError
 from gemctl.specs.feature_spec import TAKEN, parse, scalar
 
@@ -61,20 +62,20 @@ class _Guess:
     undecided: dict[str, str] = field(default_factory=dict)
 
 
-def draft(url: str, labels: list[str]) -> Draft:
-    """A draft for the Parquet file or folder at `url`; `labels`: label columns, where their names do not tell."""
-    filesystem, paths = find_files(url)
-    table, columns = describe(open_file(filesystem, paths[0]), paths[0])
+def draft(url: DataPath, labels: list[str]) -> Draft:
+    """A draft for the Parquet files of `url`; `labels`: label columns, where their names do not tell."""
+    first = find_files(url).files[0]
+    table, columns = describe(open_file(first), first.path)
     if table.num_rows == 0:
-        raise InputError(f"{paths[0]}: no rows to learn from")
+        raise InputError(f"{first.path}: no rows to learn from")
     guess = _Guess()
-    left = _labels(guess, columns, labels, url)
+    left = _labels(guess, columns, labels, shown(url))
     time, left = _row_roles(guess, left)
     left = _sequences(guess, left, time)
     for column in left:
         _feature(guess, column)
-    name = re.sub(r"\W", "_", paths[0].rsplit("/", 1)[-1].removesuffix(".parquet"))
-    text = "\n".join(_lines(guess, url, name, table.num_rows)) + "\n"
+    name = re.sub(r"\W", "_", first.path.rsplit("/", 1)[-1].removesuffix(".parquet"))
+    text = "\n".join(_lines(guess, shown(url), name, table.num_rows)) + "\n"
     return Draft(text + _trial(url, text, table.num_rows), table.num_rows, guess.undecided)
 
 
@@ -285,7 +286,7 @@ def _lines(guess: _Guess, url: str, name: str, rows: int) -> Iterator[str]:
         yield from (f"#   {column}: {reason}" for column, reason in guess.undecided.items())
 
 
-def _trial(url: str, text: str, rows: int) -> str:
+def _trial(url: DataPath, text: str, rows: int) -> str:
     """Reads the sample with the draft; what goes wrong, as comments."""
     spec = parse(text, "the draft")
     try:

@@ -15,6 +15,7 @@ import torch
 
 from gemctl.config.schema import DataConfig
 from gemctl.data.batch import Batch, EventSequence, Jagged
+from gemctl.data.files import DataPath, shown
 from gemctl.data.order import RowOrder, local_slice
 from gemctl.data.parquet import ParquetSource
 from gemctl.data.rows import JaggedRows, RowBlock
@@ -83,11 +84,11 @@ def eval_batches(data: DataConfig, spec: FeatureSpec, *, global_batch: int, rank
         source.close()
 
 
-def open_source(url: str, data: DataConfig, spec: FeatureSpec) -> ParquetSource:
+def open_source(url: DataPath, data: DataConfig, spec: FeatureSpec) -> ParquetSource:
     """The rows at `url` as `data` wants them; InputError where there is none."""
     source = ParquetSource(url, spec, histories=data.histories == "keep")
     if source.row_count == 0:
-        raise InputError(f"{url}: no rows")
+        raise InputError(f"{shown(url)}: no rows")
     return source
 
 

@@ -1,10 +1,10 @@
-"""A data set of Parquet files (a file or a folder, any fsspec URL): its row-group index, and rows by number.
+"""A data set of Parquet files (files.py says which): its row-group index, and rows by number.
 
     source = ParquetSource("data/train.parquet", spec, histories=True)
     source.read(np.array([40_000, 3]))      # a RowBlock with these two rows, in this order
 
 Opening reads the footers and checks the schema of every file against the spec: all problems at once. Only needed
-columns are read, a row group at a time; the last `keep` decoded row groups stay in memory.
+columns are read, a row group at a time; the last `keep` decoded row groups stay in memory, and MOST_OPEN files open.
 """
 
 from collections import Counter, OrderedDict
@@ -12,35 +12,43 @@ from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from typing import Any
 
-import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import types as pt
 
 from gemctl.data.decode import Place, decode
+from gemctl.data.files import DataFile, DataPath, find_files
 from gemctl.data.rows import RowBlock, concatenate
 from gemctl.errors import InputError
 from gemctl.specs.data import FeatureSpec
 
+MOST_OPEN = 32  # data sets have more files than a process may open
+
 
 class ParquetSource:
-    """Rows of all files, numbered through in order of the files' names.
+    """Rows of all files, numbered through in the files' order.
 
     `group_rows`: rows of each row group; `keep`: decoded row groups that stay in memory (least recently used go
     first). Not thread-safe: one reader per thread.
     """
 
-    def __init__(self, url: str, spec: FeatureSpec, *, histories: bool = True) -> None:
+    def __init__(self, url: DataPath, spec: FeatureSpec, *, histories: bool = True) -> None:
         self.url, self.spec, self.histories, self.keep = url, spec, histories, 1
         self._needed = needed_columns(spec, histories=histories)
-        self._filesystem, self._paths = find_files(url)
-        self._files = [open_file(self._filesystem, path) for path in self._paths]
-        problems = [p for path, f in zip(self._paths, self._files, strict=True) for p in self._check(path, f)]
+        found = find_files(url)
+        self.ignored, self._files = found.ignored, found.files
+        self._open: OrderedDict[int, Any] = OrderedDict()
+        self._footers: list[Any] = []
+        problems: list[str] = []
+        for index, file in enumerate(self._files):
+            opened = self._opened(index)
+            self._footers.append(opened.metadata)
+            problems += self._check(file, opened)
         if problems:
             raise InputError(problems)
-        self._groups = [(f, g) for f, file in enumerate(self._files) for g in range(file.num_row_groups)]
-        self.group_rows = [self._files[f].metadata.row_group(g).num_rows for f, g in self._groups]
+        self._groups = [(f, g) for f, footer in enumerate(self._footers) for g in range(footer.num_row_groups)]
+        self.group_rows = [self._footers[f].row_group(g).num_rows for f, g in self._groups]
         self._starts = np.concatenate([[0], np.cumsum(self.group_rows, dtype=np.int64)])
         self.row_count = int(self._starts[-1])
         self._decoded: OrderedDict[int, RowBlock] = OrderedDict()
@@ -61,8 +69,19 @@ class ParquetSource:
 
     def close(self) -> None:
         """Closes the files."""
-        for file in self._files:
+        for file in self._open.values():
             file.close()
+        self._open.clear()
+
+    def _opened(self, index: int) -> Any:
+        """The file of this number as a `pyarrow.parquet.ParquetFile`."""
+        if index not in self._open:
+            while len(self._open) >= MOST_OPEN:
+                self._open.popitem(last=False)[1].close()
+            known = self._footers[index] if index < len(self._footers) else None
+            self._open[index] = open_file(self._files[index], known)
+        self._open.move_to_end(index)
+        return self._open[index]
 
     def _group(self, index: int) -> RowBlock:
         if index in self._decoded:
@@ -72,23 +91,29 @@ class ParquetSource:
             self._decoded.popitem(last=False)
         file, group = self._groups[index]
         # no threads: a rank's prefetch thread reads while the rank's other cores compute
-        table = read_group(self._files[file], self._paths[file], group, columns=list(self._needed), use_threads=False)
-        place = Place(self._paths[file], group, int(self._starts[index]))
+        path, columns = self._files[file].path, list(self._needed)
+        table = read_group(self._opened(file), path, group, columns=columns, use_threads=False)
+        place = Place(path, group, int(self._starts[index]))
         block = decode(table, self.spec, place, histories=self.histories)
         self._decoded[index] = block
         return block
 
     def _empty(self) -> RowBlock:
-        table = self._files[0].schema_arrow.empty_table()
-        return decode(table, self.spec, Place(self._paths[0], 0, 0), histories=self.histories)
+        table = self._opened(0).schema_arrow.empty_table()
+        return decode(table, self.spec, Place(self._files[0].path, 0, 0), histories=self.histories)
 
-    def _check(self, path: str, file: Any) -> Iterable[str]:
-        schema = file.schema_arrow
+    def _check(self, file: DataFile, opened: Any) -> Iterable[str]:
+        path, schema = file.path, opened.schema_arrow
         if twice := [problem for name, problem in repeated(path, schema).items() if name in self._needed]:
             yield from twice
             return
         for name, (role, legal, wanted) in self._needed.items():
-            if name not in schema.names:
+            if name not in schema.names and name in file.partition_keys():
+                yield (
+                    f"{path}: no column {name!r}, needed as {role}: it is a key of the folders' names, which is not "
+                    "read as a column: write it into the files, too"
+                )
+            elif name not in schema.names:
                 near = get_close_matches(name, schema.names, n=1)
                 hint = f"nearest: {near[0]}" if near else f"there are: {', '.join(schema.names)}"
                 yield f"{path}: no column {name!r}, needed as {role} ({hint})"
@@ -97,29 +122,12 @@ class ParquetSource:
         yield from _same_clock(path, schema, self.spec, self.histories)
 
 
-def find_files(url: str) -> tuple[Any, list[str]]:
-    """The filesystem and the paths of the Parquet files at `url`; InputError when there is none."""
+def open_file(file: DataFile, footer: Any = None) -> Any:
+    """The file as a `pyarrow.parquet.ParquetFile`; `footer`: its metadata, where that has been read before."""
     try:
-        filesystem, path = fsspec.core.url_to_fs(url)
-        if filesystem.isfile(path):
-            return filesystem, [path]
-        paths = filesystem.ls(path, detail=False) if filesystem.isdir(path) else None
-    except (OSError, ValueError, ImportError) as error:
-        raise InputError(f"{url}: can't be read: {error}") from error
-    if paths is None:
-        raise InputError(f"{url}: no such file or folder")
-    found = sorted(p for p in paths if p.endswith(".parquet") and p.rsplit("/", 1)[-1][0] not in "._")
-    if not found:
-        raise InputError(f"{url}: no *.parquet file in this folder")
-    return filesystem, found
-
-
-def open_file(filesystem: Any, path: str) -> Any:
-    local = "file" in np.atleast_1d(filesystem.protocol)
-    try:
-        return pq.ParquetFile(path if local else filesystem.open(path, "rb"))
+        return pq.ParquetFile(file.path if file.local else file.filesystem.open(file.path, "rb"), metadata=footer)
     except (OSError, pa.ArrowInvalid) as error:
-        raise InputError(f"{path}: not a readable Parquet file: {error}") from error
+        raise InputError(f"{file.path}: not a readable Parquet file: {error}") from error
 
 
 def read_group(file: Any, path: str, group: int, **how: Any) -> pa.Table:

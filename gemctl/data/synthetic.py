@@ -41,6 +41,7 @@ def ensure(data: DataConfig) -> bool:
     """Writes the log that `data.synthetic` describes where it is absent; True if it did. InputError as `absent`."""
     if not absent(data) or data.synthetic is None:
         return False
+    assert isinstance(data.train, str) and not isinstance(data.eval, list)  # else `absent` has refused it
     write(data.synthetic, data.train, data.eval, data.spec)
     return True
 
@@ -53,6 +54,8 @@ def absent(data: DataConfig) -> bool:
     config, spec, spec_exists = data.synthetic, Path(data.spec), paths.exists(data.spec)
     if config is None:
         return False
+    if isinstance(data.train, list) or isinstance(data.eval, list):
+        raise InputError("data.train and data.eval: the synthetic log is one file each: set data.synthetic=null")
     wanted = [Path(path) for path in (data.train, data.eval) if path is not None]
     present = [path for path in wanted if paths.exists(path)]
     problems = [problem for path in present for problem in _made_with(path, config)]
@@ -129,6 +132,9 @@ def _made_with(path: Path, config: SyntheticConfig) -> Iterator[str]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    if path.is_dir():
+        yield f"{path}: is a folder and no synthetic log: set data.synthetic=null to train on it, or another path"
+        return
     try:
         found = json.loads((pq.read_schema(path).metadata or {}).get(_METADATA, b"null"))
     except (OSError, pa.ArrowInvalid) as error:

@@ -8,10 +8,11 @@ valued feature as one id: the plan then says that it assumed so.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from gemctl.config.schema import DataConfig
+from gemctl.data.files import DataPath, find_files, shown
+from gemctl.errors import InputError
 from gemctl.specs.data import FeatureSpec
 
 ROW_GROUP = 20_000  # rows per group that `gemctl data import` and `synth` write
@@ -36,7 +37,8 @@ def data_facts(data: DataConfig, spec: FeatureSpec) -> DataFacts:
         groups = -(-data.synthetic.rows // ROW_GROUP) if data.synthetic else None
         full = {sequence.name: float(sequence.max_length) for sequence in spec.sequences}
         single = {feature.name: 1.0 for feature in spec.categorical if feature.multi}
-        facts = DataFacts(f"assumed: {data.train} is not there, every history is full", ROW_GROUP, groups, full, single)
+        source = f"assumed: {shown(data.train)} is not there, every history is full"
+        facts = DataFacts(source, ROW_GROUP, groups, full, single)
     if data.histories == "empty":
         facts = DataFacts(
             facts.source, facts.group_rows, facts.groups, dict.fromkeys(facts.mean_events, 0.0), facts.mean_ids
@@ -44,10 +46,10 @@ def data_facts(data: DataConfig, spec: FeatureSpec) -> DataFacts:
     return facts
 
 
-def _from_footers(url: str, spec: FeatureSpec) -> DataFacts | None:
+def _from_footers(url: DataPath, spec: FeatureSpec) -> DataFacts | None:
     try:
         footers, share = _footers(url)
-    except (OSError, ValueError, ImportError):  # not there or not Parquet: pyarrow's errors are ValueErrors
+    except (InputError, OSError, ValueError):  # not there or not Parquet: pyarrow's errors are ValueErrors
         return None
     groups = [footer.row_group(number) for footer in footers for number in range(footer.num_row_groups)]
     rows = sum(group.num_rows for group in groups)
@@ -66,31 +68,14 @@ def _from_footers(url: str, spec: FeatureSpec) -> DataFacts | None:
     return DataFacts("Parquet footers", largest, round(len(groups) / share), events, ids)
 
 
-def _footers(url: str) -> tuple[list[Any], float]:
+def _footers(url: DataPath) -> tuple[list[Any], float]:
     """Footers of up to MAX_FILES files, and the share of all files that they are."""
-    local = "://" not in url
-    if local and not Path(url).exists():
-        raise FileNotFoundError(url)
     from pyarrow import parquet
 
-    if local:
-        path = Path(url)
-        paths = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
-        chosen = _spread(paths)
-        return [parquet.read_metadata(file) for file in chosen], len(chosen) / max(len(paths), 1)
-    import fsspec
-
-    filesystem, root = fsspec.core.url_to_fs(url)
-    paths = sorted(filesystem.glob(f"{root}/*.parquet")) if filesystem.isdir(root) else [root]
-    chosen = _spread(paths)
-    return [parquet.read_metadata(filesystem.open(file)) for file in chosen], len(chosen) / max(len(paths), 1)
-
-
-def _spread(paths: list[Any]) -> list[Any]:
-    if not paths:
-        raise FileNotFoundError("no *.parquet file")
-    step = max(1, -(-len(paths) // MAX_FILES))
-    return paths[::step]
+    files = find_files(url).files
+    chosen = files[:: max(1, -(-len(files) // MAX_FILES))]
+    read = [parquet.read_metadata(one.path if one.local else one.filesystem.open(one.path)) for one in chosen]
+    return read, len(chosen) / len(files)
 
 
 def _positions(footer: Any) -> dict[str, int]:

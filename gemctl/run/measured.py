@@ -18,6 +18,7 @@ from gemctl import env, paths
 from gemctl.cluster.host import this_host
 from gemctl.cluster.software import installed_version
 from gemctl.config.schema import Config
+from gemctl.data.files import DataPath, find_files
 from gemctl.errors import InputError
 from gemctl.run.files import create_json, read_json
 from gemctl.specs.data import FeatureSpec
@@ -195,12 +196,13 @@ def from_json(found: dict[str, Any]) -> Layers:
     return Layers(**{**found, "layers": [LayerTime(**layer) for layer in found["layers"]]})
 
 
-def _made(url: str) -> list[int] | None:
-    """Size and time of a local file: another log under the same name has other lengths."""
-    if not paths.exists(url):
+def _made(url: DataPath) -> list[int] | None:
+    """Number, size and newest time of local files: another log under the same name has other lengths."""
+    try:
+        stats = [Path(file.path).stat() for file in find_files(url).files if file.local]
+    except InputError:
         return None
-    stat = Path(url).stat()
-    return [stat.st_size, stat.st_mtime_ns]
+    return [len(stats), sum(stat.st_size for stat in stats), max((stat.st_mtime_ns for stat in stats), default=0)]
 
 
 def _source(cuda: bool) -> str:

@@ -1,6 +1,6 @@
 """Scores all rows of a data set, in order, with a checkpoint, and with the logistic regression beside it; one process.
 
-    python -m gemctl.train.evaluate RUN CHECKPOINT DATA RESULT.json [--out scores.parquet]
+    python -m gemctl.train.evaluate RUN CHECKPOINT RESULT.json DATA… [--out scores.parquet]
 
 `gemctl eval` starts it, as commands import no torch, and reads RESULT.json: the figures, or what was wrong.
 """
@@ -46,7 +46,7 @@ BASELINE_ROWS = 65_536  # rows read at a time
 class Evaluator:
     """A checkpoint's model in this process, which becomes a world of one; on a GPU if the run was and one is here."""
 
-    def __init__(self, config: Config, checkpoint: Path, data: str) -> None:
+    def __init__(self, config: Config, checkpoint: Path, data: list[str]) -> None:
         self.config = config
         self.spec = feature_spec.load(config.data.spec)
         open_source(data, config.data, self.spec).close()  # what is wrong with the rows shows before the slow part
@@ -68,7 +68,7 @@ class Evaluator:
             yield batch, self.model.predict(batch.to(self.device), max(1, len(batch))).cpu()
 
 
-def evaluate(run: RunDir, checkpoint: Path, data: str, out: Path | None) -> dict[str, Any]:
+def evaluate(run: RunDir, checkpoint: Path, data: list[str], out: Path | None) -> dict[str, Any]:
     """The figures of model and baseline over the same rows; writes `out` (Parquet) if asked."""
     start = time.perf_counter()
     manifest = read(checkpoint)
@@ -143,8 +143,9 @@ class ScoreFile:
 def main(arguments: list[str]) -> int:
     """Writes the result, or the problems of a GemctlError, to RESULT.json; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m gemctl.train.evaluate")
-    for name in ("run", "checkpoint", "data", "result"):
+    for name in ("run", "checkpoint", "result"):
         parser.add_argument(name)
+    parser.add_argument("data", nargs="+")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args(arguments)
     # TorchRec makes torch warn about a function that gemctl does not call.

@@ -154,9 +154,9 @@ def test_clicks_come_with_their_probability() -> None:
 
 
 def test_files_are_made_once(written: DataConfig) -> None:
-    made = Path(written.train).stat().st_mtime_ns
+    made = Path(str(written.train)).stat().st_mtime_ns
     assert not synthetic.ensure(written)
-    assert Path(written.train).stat().st_mtime_ns == made
+    assert Path(str(written.train)).stat().st_mtime_ns == made
 
 
 def test_other_settings_are_refused_by_name(written: DataConfig) -> None:

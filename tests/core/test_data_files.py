@@ -1,0 +1,154 @@
+"""What a data path means: files, folders with partitions, globs, lists; what is passed over and what is said."""
+
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from gemctl.commands.configured import check_data
+from gemctl.commands.launching import _from_anywhere
+from gemctl.config.compose import compose
+from gemctl.config.schema import DataConfig
+from gemctl.data import parquet
+from gemctl.data.files import find_files
+from gemctl.data.parquet import ParquetSource
+from gemctl.errors import InputError
+from gemctl.plan.data_facts import data_facts
+from gemctl.specs.feature_spec import parse
+
+SPEC = "{name: s, tables: [], dense: [{name: x}], labels: [{name: y}]}"
+
+
+def touch(root: Path, *names: str) -> None:
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).touch()
+
+
+def found(root: Path, *paths: str) -> list[str]:
+    """Paths below root, each a file of the data set."""
+    files = find_files([str(root / path) for path in paths]).files
+    return [str(Path(file.path).relative_to(root)) for file in files]
+
+
+def rows(path: Path, *values: float) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table({"x": list(values), "y": [0] * len(values)}), path)
+    return path
+
+
+def test_a_folder_is_read_with_all_below_it_folder_by_folder(tmp_path: Path) -> None:
+    touch(
+        tmp_path,
+        "top.parquet", "dt=2026-03-01/b.PARQUET", "dt=2026-03-01/a.pq", "dt=2026-03-01-late/c.parq", "_dt=9/d.parquet",
+        "_SUCCESS", "_temporary/0/x.parquet", ".top.parquet.crc", ".hidden/x.parquet", "dt=2026-03-01/_committed",
+    )  # fmt: skip
+    expected = [
+        "_dt=9/d.parquet", "dt=2026-03-01/a.pq", "dt=2026-03-01/b.PARQUET", "dt=2026-03-01-late/c.parq", "top.parquet",
+    ]  # fmt: skip
+    assert found(tmp_path, "") == expected
+    assert find_files(str(tmp_path)).ignored == []
+
+
+def test_a_glob_matches_files_and_folders_over_any_number_of_folders(tmp_path: Path) -> None:
+    touch(
+        tmp_path, "dt=1/h=1/a.parquet", "dt=1/h=2/a.parquet", "dt=2/a.parquet", "dt=2/_tmp/b.parquet", "dt=2/c.csv",
+        "_staging/a.parquet",
+    )  # fmt: skip
+    assert found(tmp_path, "dt=[12]/h=*/a.parquet") == ["dt=1/h=1/a.parquet", "dt=1/h=2/a.parquet"]
+    assert found(tmp_path, "dt=2*") == ["dt=2/a.parquet"]
+    everything = ["dt=1/h=1/a.parquet", "dt=1/h=2/a.parquet", "dt=2/a.parquet"]
+    assert found(tmp_path, "**") == found(tmp_path, "**/*.parquet") == found(tmp_path, "*") == everything
+    assert found(tmp_path, "_*/*.parquet") == ["_staging/a.parquet"]
+
+
+def test_a_path_that_exists_is_no_glob(tmp_path: Path) -> None:
+    touch(tmp_path, "a[1]*?.parquet", "a1.parquet", "run[1]/x.parquet", "odd name::%#@&.data")
+    for name in ("a[1]*?.parquet", "odd name::%#@&.data"):
+        assert found(tmp_path, name) == [name]
+    assert found(tmp_path, "run[1]") == ["run[1]/x.parquet"]
+
+
+def test_a_list_keeps_its_order_and_names_no_file_twice(tmp_path: Path) -> None:
+    touch(tmp_path, "new/b.parquet", "new/a.parquet", "base.parquet")
+    assert found(tmp_path, "new", "base.parquet") == ["new/a.parquet", "new/b.parquet", "base.parquet"]
+    with pytest.raises(InputError) as caught:
+        find_files([str(tmp_path / "new"), str(tmp_path / "new/a.*"), str(tmp_path / "gone")])
+    assert caught.value.problems == [
+        f"{tmp_path}/gone: no such file or folder",
+        f"{tmp_path}/new/a.parquet: is named 2 times: its rows would be read 2 times",
+    ]
+
+
+def test_links_are_followed_but_not_in_circles(tmp_path: Path) -> None:
+    touch(tmp_path, "lake/dt=1/a.parquet", "set/own.parquet")
+    (tmp_path / "set/linked").symlink_to(tmp_path / "lake")
+    (tmp_path / "set/one.parquet").symlink_to(tmp_path / "lake/dt=1/a.parquet")
+    (tmp_path / "lake/dt=1/up").symlink_to(tmp_path / "lake")
+    expected = ["set/linked/dt=1/a.parquet", "set/one.parquet", "set/own.parquet"]
+    assert found(tmp_path, "set") == sorted(found(tmp_path, "set/**/*.parquet")) == expected
+
+
+def test_urls_mean_what_paths_mean() -> None:
+    memory = fsspec.filesystem("memory")
+    for name in ("dt=1/b.PQ", "dt=1/a.parquet", "dt=0/x.parquet", "_tmp/x.parquet", "dt=1/.x.parquet", "note.txt"):
+        memory.pipe(f"/lake/{name}", b"")
+    try:
+        expected = [f"/lake/{name}" for name in ("dt=0/x.parquet", "dt=1/a.parquet", "dt=1/b.PQ")]
+        for url in ("memory://lake", "memory://lake/*", "memory://lake/**"):
+            files = find_files(url)
+            assert [file.path for file in files.files] == expected
+            assert files.ignored == ["/lake/note.txt"]
+        assert [file.path for file in find_files("memory://lake/dt=*/*.parquet").files] == expected[:2]
+    finally:
+        memory.rm("/lake", recursive=True)
+
+
+def test_what_is_left_out_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows(tmp_path / "logs/dt=1/a.parquet", 1.0)
+    touch(tmp_path, "logs/dt=1/part-1.csv", "logs/b.orc", "logs/c", "logs/d.gz", "logs/_SUCCESS", "text/e.csv")
+    (tmp_path / "spec.yaml").write_text(SPEC)
+    check_data(DataConfig(spec=str(tmp_path / "spec.yaml"), train=str(tmp_path / "logs")))
+    line = " ".join(capsys.readouterr().err.split())
+    assert "data.train: 4 files are not read, as no name ends in .parquet, .pq, .parq" in line
+    assert "b.orc" in line and "and 1 more" in line and "_SUCCESS" not in line
+    for path in ("text", "text/*"):
+        with pytest.raises(
+            InputError, match=r"no Parquet file \(\.parquet, \.pq, \.parq\) .*; not read: .*/text/e\.csv"
+        ):
+            find_files(str(tmp_path / path))
+
+
+def test_rows_come_file_by_file_and_the_plan_counts_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More files than may be open at once, too."""
+    monkeypatch.setattr(parquet, "MOST_OPEN", 2)
+    for day in range(6):
+        rows(tmp_path / f"dt={day}/part.parquet", *[day + 0.5] * (day + 1))
+    spec = parse(SPEC, "spec")
+    source = ParquetSource(str(tmp_path), spec)
+    for _ in range(2):
+        values = source.read(np.arange(source.row_count)).fixed["dense"][:, 0]
+        assert values.tolist() == [day + 0.5 for day in range(6) for _ in range(day + 1)]
+    source.close()
+    facts = data_facts(DataConfig(spec="", train=[str(tmp_path / "dt=5"), str(tmp_path / "dt=[0-3]")]), spec)
+    assert (facts.source, facts.groups, facts.group_rows) == ("Parquet footers", 5, 6)
+
+
+def test_a_partition_key_is_no_column(tmp_path: Path) -> None:
+    rows(tmp_path / "x=1/part.parquet", 1.0)
+    pq.write_table(pa.table({"y": [0]}), tmp_path / "x=1/part.parquet")
+    with pytest.raises(InputError, match="no column 'x', needed as dense 'x': it is a key of the folders' names"):
+        ParquetSource(str(tmp_path), parse(SPEC, "spec"))
+
+
+def test_the_configuration_takes_a_list(tmp_path: Path) -> None:
+    words = ["experiment=parquet", "data.spec=s.yaml"]
+    data = compose(None, [*words, "data.train=[a,b]", "data.eval=[c]"]).data
+    assert (data.train, data.eval) == (["a", "b"], ["c"])
+    assert _from_anywhere(data).train == [str(Path("a").absolute()), str(Path("b").absolute())]
+    for wrong in ("[]", "3", "[a,3]", "''"):
+        with pytest.raises(InputError, match=r"data\.train"):
+            compose(None, [*words, f"data.train={wrong}"])
