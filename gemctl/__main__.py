@@ -17,6 +17,9 @@ def main() -> int:
         import signal  # takes several milliseconds
 
         signal.signal(signal.SIGTERM, _terminated)
+        from gemctl import startup
+
+        startup.prepare()
         from gemctl import cli
 
         return cli.main()

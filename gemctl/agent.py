@@ -34,14 +34,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from gemctl import env
+from gemctl import env, startup
 from gemctl.config.compose import from_yaml
 from gemctl.errors import GemctlError
 from gemctl.rendezvous import AbortedError, Place, Rendezvous, interface_of
 from gemctl.run import memory, process, requests, stages
 from gemctl.run.attempt import Attempt, Heartbeat
 from gemctl.run.directory import RunDir
-from gemctl.run.files import JsonLog
+from gemctl.run.files import JsonLog, read_text
 from gemctl.run.output import OutputTimes
 
 Work = Callable[[str, int], None]
@@ -378,7 +378,7 @@ def _read_once(attempt: Attempt) -> None:
     """The first reading of a configuration makes its checker, which costs each rank 0.1 s if it is not there."""
     if attempt.config.exists():
         with contextlib.suppress(GemctlError):  # theirs to say
-            from_yaml(attempt.config.read_text(), str(attempt.config))
+            from_yaml(read_text(attempt.config), str(attempt.config))
 
 
 def _use_interface(address: str) -> None:
@@ -418,7 +418,7 @@ def _prepare(attempt: Attempt, rank: int) -> None:
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # so that a line's time is when it was said
     # Stays registered for as long as the process lives: a rank that has returned may still be asked for its stack.
-    faulthandler.register(signal.SIGUSR1, file=attempt.rank_stack(rank).open("w"), all_threads=True)
+    faulthandler.register(signal.SIGUSR1, file=attempt.rank_stack(rank).open("wb"), all_threads=True)
     # What torch says of torch's own calls would be the last words of ranks that are killed.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
     logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
@@ -430,6 +430,7 @@ def _write_to(path: Path) -> None:
     os.dup2(fd, 1)
     os.dup2(fd, 2)
     os.close(fd)
+    startup.write_utf8()
 
 
 def _flush() -> None:
@@ -444,6 +445,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--node", type=int, required=True, help="number of this host in the attempt")
     parser.add_argument("--store", metavar="HOST:PORT", help="where agents of several hosts meet; node 0 keeps it")
     args = parser.parse_args(argv)
+    startup.prepare()
     run = RunDir.open(args.run)
     attempt = run.attempt(args.attempt)
     claim = attempt.claim()

@@ -100,7 +100,9 @@ def main(argv: list[str] | None = None) -> int:
     """Runs one command line; returns its exit code."""
     words = sys.argv[1:] if argv is None else argv
     try:
-        return _dispatch(words)
+        code = _dispatch(words)
+        sys.stdout.flush()
+        return code
     except InputError as error:
         for problem in error.problems:
             print(f"error: {problem}", file=sys.stderr)
@@ -111,8 +113,7 @@ def main(argv: list[str] | None = None) -> int:
     except GemctlError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    except BrokenPipeError:  # the reader of our output has gone; nothing may be flushed to it at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader of our output has gone
         return 1
     except OSError as error:
         if error.errno not in FULL and not (error.errno in REFUSED and error.filename):

@@ -1,4 +1,4 @@
-"""Every environment variable that gemctl reads, one function each."""
+"""Every environment variable that gemctl reads, one function each; the user and the home, which they mostly name."""
 
 import os
 from dataclasses import dataclass
@@ -107,5 +107,38 @@ def triton_interpret() -> bool:
 
 def cache_folder() -> Path:
     """Where measurements that outlive a run are kept."""
-    root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(root).expanduser() / "gemctl"
+    root = os.environ.get("XDG_CACHE_HOME")
+    return (Path(root) if root else home() / ".cache") / "gemctl"
+
+
+def user() -> str:
+    """The name of the user; its number where it has no name, as in many containers."""
+    import getpass
+
+    try:
+        return getpass.getuser()
+    except (ImportError, KeyError, OSError):
+        return f"uid{os.getuid()}"
+
+
+def home() -> Path:
+    """The user's home; where it has none, a folder of its own among the temporary ones."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        return _temporary_home()
+
+
+def _temporary_home() -> Path:
+    import stat
+    import tempfile
+
+    try:
+        folder = Path(tempfile.gettempdir()) / f"gemctl-{os.getuid()}"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        status = folder.lstat()
+        if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022:
+            return folder
+    except OSError:
+        pass
+    return Path("/nonexistent")  # a folder there is another user's: nothing is kept

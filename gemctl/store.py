@@ -42,7 +42,7 @@ class StoreServer:
             os.close(reader)
             _keep(keeper_of, port, writer)
         os.close(writer)
-        with os.fdopen(reader) as pipe:
+        with os.fdopen(reader, encoding="utf-8") as pipe:
             told = pipe.read()
         if not told.isdigit():
             self.close()

@@ -31,7 +31,7 @@ from gemctl.parallel.assemble import assemble
 from gemctl.plan.state import saved_state
 from gemctl.run.attempt import Attempt, Base, Heartbeat, claim, watch_beat
 from gemctl.run.directory import RunDir
-from gemctl.run.files import create_json, read_json
+from gemctl.run.files import create_json, read_json, read_text
 from gemctl.run.inject import maybe_inject
 from gemctl.run.laid import lay_attempt, read_mesh
 from gemctl.run.manifest import RunFacts, count_kinds, newest_verified
@@ -79,7 +79,7 @@ class Worker:
         self.run_dir, self.attempt, self.ledger = run, attempt, ledger
         self.rank, self.world = env.rank(), env.world_size()
         self.stages = StageRecorder(attempt, self.rank)
-        self.config = from_yaml(attempt.config.read_text(), str(attempt.config))
+        self.config = from_yaml(read_text(attempt.config), str(attempt.config))
         self.device = torch.device("cpu")
         self.handled = 0
         self.planted: set[str] = set()  # by GEMCTL_INJECT, into the next step
@@ -219,7 +219,7 @@ def by_hand(run_path: str) -> str:
     last, source = run.last_attempt(), run.configured()
     if last is None or source is None:
         raise InputError(f"{run_path}: no attempt has left a configuration here; start the run with gemctl train")
-    config = from_yaml(source.config.read_text(), str(source.config))
+    config = from_yaml(read_text(source.config), str(source.config))
     planned = read_json(source.plan)["topology"]["world_size"]
     if planned != env.world_size():
         raise InputError(f"{run_path}: its plan has {planned} ranks, {env.world_size()} were started")
@@ -246,7 +246,7 @@ def _take_over(run: RunDir, last: Attempt, source: Attempt, config: Config) -> i
         nodes=env.world_size() // local, ranks_per_node=local, heartbeat=config.recover.heartbeat,
     )  # fmt: skip
     for file in ("config", "plan"):
-        getattr(attempt, file).write_text(getattr(source, file).read_text())
+        getattr(attempt, file).write_bytes(getattr(source, file).read_bytes())
     checkpoint, _ = newest_verified(run)
     name, step = (checkpoint.path.name, checkpoint.step) if checkpoint else (None, 0)
     attempt.write_base(Base(name, step, passed_over(run.attempts(), step)))

@@ -86,7 +86,7 @@ def start(run: RunDir, submission: Submission, config: Config) -> None:
     """Submits the job."""
     app = from_json(submission.asked["app"])
     script = submission.path / SCRIPT
-    script.write_text(form(app, config, submission.path))
+    script.write_text(form(app, config, submission.path), encoding="utf-8")
     submission.write_submitted(job=slurm_client.submit(str(script)))
 
 
@@ -110,7 +110,7 @@ def start_array(submissions: Sequence[Submission], config: Config) -> list[str]:
     """Submits all as one array; returns SLURM's names of its tasks."""
     app = from_json(submissions[0].asked["app"])
     script = submissions[0].path / SCRIPT
-    script.write_text(array_form(app, config, [submission.path for submission in submissions]))
+    script.write_text(array_form(app, config, [one.path for one in submissions]), encoding="utf-8")
     job = slurm_client.submit(str(script))
     tasks = [f"{job}_{number}" for number in range(len(submissions))]
     for submission, task in zip(submissions, tasks, strict=True):

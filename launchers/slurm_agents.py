@@ -67,7 +67,7 @@ class SlurmAgents:
         if self._step is None:
             return dict.fromkeys(nodes, "it was ended")
         code = self._step.poll()
-        told = task_ends(self._log.read_text(errors="replace"))
+        told = task_ends(self._log.read_text(encoding="utf-8", errors="replace"))
         return told if code is None else dict.fromkeys(nodes, f"its step has ended (exit code {code})") | told
 
     def kill(self) -> list[int]:

@@ -31,7 +31,7 @@ def call(*command: str, seconds: float = SECONDS) -> str:
     try:
         done = subprocess.run(
             command, env=env.for_slurm(), stdin=subprocess.DEVNULL, capture_output=True,
-            text=True, timeout=seconds, check=False,
+            encoding="utf-8", errors="replace", timeout=seconds, check=False,
         )  # fmt: skip
     except FileNotFoundError:
         raise SlurmError(f"{name} is not there: this machine has no SLURM client on its PATH") from None

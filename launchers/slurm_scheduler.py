@@ -65,7 +65,7 @@ class SlurmScheduler(Scheduler[Mapping[str, Any]]):
         return AppDryRunInfo(batch_job(app, slurm, "slurm-%j.log", command, [FIRST_HOST]), BatchJob.script)
 
     def schedule(self, dryrun_info: AppDryRunInfo[BatchJob]) -> str:
-        with tempfile.NamedTemporaryFile("w", suffix=".sbatch") as file:
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=".sbatch") as file:
             file.write(dryrun_info.request.script())
             file.flush()
             return slurm_client.submit(file.name)
@@ -97,7 +97,11 @@ class SlurmScheduler(Scheduler[Mapping[str, Any]]):
         if since is not None or until is not None:
             raise ValueError(f"{NAME}: lines have no times: since and until cannot be kept")
         path = Path(slurm_client.facts(app_id)["WorkDir"]) / f"slurm-{app_id}-{k}.log"
-        lines = _lines(path, app_id) if should_tail else iter(path.read_text(errors="replace").splitlines(True))
+        lines = (
+            _lines(path, app_id)
+            if should_tail
+            else iter(path.read_text(encoding="utf-8", errors="replace").splitlines(True))
+        )
         return (line for line in lines if regex is None or re.search(regex, line))
 
 
@@ -140,7 +144,7 @@ def _lines(path: Path, job: str) -> Iterator[str]:
     offset, ended = 0, False
     while True:
         if path.exists():
-            with path.open(errors="replace") as file:
+            with path.open(encoding="utf-8", errors="replace") as file:
                 file.seek(offset)
                 yield from iter(file.readline, "")
                 offset = file.tell()

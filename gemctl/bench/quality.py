@@ -78,7 +78,7 @@ def sections(value: Ladder) -> list[Section]:
 def gemctl(*words: str) -> dict[str, Any]:
     """The JSON of a command, whose progress goes to standard error."""
     command = [sys.executable, "-m", "gemctl", *words, "--json"]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(command, stdout=subprocess.PIPE, encoding="utf-8", errors="replace", check=True)
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 

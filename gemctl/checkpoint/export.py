@@ -125,7 +125,7 @@ def _view(mapped: mmap.mmap, start: int, stored: StoredObject) -> Tensor:
 
 
 def _write_text(path: Path, text: str) -> None:
-    with path.open("w") as file:
+    with path.open("w", encoding="utf-8") as file:
         file.write(text + "\n")
         file.flush()
         os.fsync(file.fileno())

@@ -35,7 +35,7 @@ class Host:
 
 def this_host(gpus: bool = True) -> Host:
     """The facts of the machine that this runs on; `gpus=False` does not ask nvidia-smi (which can take a second)."""
-    info = meminfo(Path("/proc/meminfo").read_text(encoding="ascii"))
+    info = meminfo(Path("/proc/meminfo").read_text(encoding="utf-8"))
     memory = min([info["MemTotal"], *_limits()])
     available = min(info.get("MemAvailable", memory), memory)
     return Host(len(os.sched_getaffinity(0)), memory, available, shm_bytes(), find_gpus() if gpus else [])
@@ -59,7 +59,7 @@ def find_gpus() -> list[HostGpu]:
         return []
     query = [program, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
+        done = subprocess.run(query, capture_output=True, encoding="utf-8", errors="replace", timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):
         return []
     return parse_gpus(done.stdout)
@@ -76,7 +76,7 @@ def _limits() -> list[int]:
     found = []
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:
-            text = Path(path).read_text(encoding="ascii").strip()
+            text = Path(path).read_text(encoding="utf-8").strip()
         except OSError:
             continue
         if text.isdigit():

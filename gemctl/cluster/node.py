@@ -41,7 +41,7 @@ class NodeReport:
 
 def read_report(path: Path) -> NodeReport:
     """The report that a node left in `path`."""
-    value = json.loads(path.read_text())
+    value = json.loads(path.read_text(encoding="utf-8"))
     return NodeReport(**{**value, "checks": [Check(**check) for check in value["checks"]]})
 
 
@@ -65,7 +65,7 @@ def check_node(folder: Path, memory: int, gpus: int) -> NodeReport:
         ],
     )
     draft = folder / f".{report.host}"
-    draft.write_text(json.dumps(asdict(report)))
+    draft.write_text(json.dumps(asdict(report)), encoding="utf-8")
     draft.rename(folder / f"{report.host}.json")  # readers never see half of it
     return report
 

@@ -79,9 +79,10 @@ def choose(run: "RunDir", step: int | None) -> "tuple[Checkpoint, list[str]]":
 
 def _eval_data(run: "RunDir", checkpoint: "Checkpoint") -> "DataPath":
     from gemctl.config.compose import from_yaml
+    from gemctl.run.files import read_text
 
     file = run.attempt(checkpoint.attempt).config
-    data = from_yaml(file.read_text(), str(file)).data.eval
+    data = from_yaml(read_text(file), str(file)).data.eval
     if data is None:
         raise InputError("the run has no data.eval: name the rows to score with --data PATH")
     return data

@@ -82,7 +82,7 @@ def wait_for_start(run: "RunDir", submission: "Submission", launcher: "Launcher"
 def not_started(run: "RunDir", submission: "Submission", job: "Job") -> str:
     """What a supervisor that made no attempt has said, if it came to life, and what became of its job."""
     try:
-        said = submission.output.read_text(errors="replace").splitlines()[-LAST_WORDS:]
+        said = submission.output.read_text(encoding="utf-8", errors="replace").splitlines()[-LAST_WORDS:]
     except OSError:
         said = []
     return "\n".join([f"run {run.run_id} did not start: no attempt was made ({job.detail})", *said])

@@ -29,7 +29,9 @@ def run(args: argparse.Namespace) -> None:
     from gemctl.commands.launching import launcher_of
     from gemctl.run.directory import find
     from gemctl.run.submission import newest, submissions
+    from gemctl.startup import write_utf8
 
+    write_utf8()
     target = find(args.run, args.root)
     known = {submission.number: submission for submission in submissions(target)}
     wanted = newest(target) if args.submission is None else known.get(args.submission)

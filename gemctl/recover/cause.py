@@ -204,7 +204,11 @@ def _hang(attempt: Attempt, ranks: Sequence[RankRecord], seconds: float) -> Caus
 def _stacks(attempt: Attempt, ranks: Sequence[RankRecord]) -> dict[int, list[Thread]]:
     """The dumped stacks, by rank."""
     files = {record.rank: attempt.rank_stack(record.rank) for record in ranks}
-    return {rank: threads(file.read_text()) for rank, file in files.items() if file.exists()}
+    return {
+        rank: threads(file.read_text(encoding="utf-8", errors="replace"))
+        for rank, file in files.items()
+        if file.exists()
+    }
 
 
 def _last_lines(output: Path) -> list[str]:

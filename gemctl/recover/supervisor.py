@@ -164,8 +164,8 @@ class _Supervisor:
         )
         if fresh:
             self._start_agents(attempt)  # they import while the rest is made ready
-        attempt.config.write_text(self.prepared.config)
-        attempt.plan.write_text(self.prepared.plan)
+        attempt.config.write_text(self.prepared.config, encoding="utf-8")
+        attempt.plan.write_text(self.prepared.plan, encoding="utf-8")
         base = self._base(number)
         attempt.write_base(base)
         self._note_start(attempt, base)

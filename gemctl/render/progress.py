@@ -3,16 +3,12 @@
     with Progress(steps=config.train.steps) as progress:
         progress.follow(attempt)       # again and again, as often as one likes
 
-It writes to standard error, so standard output holds the command's result alone. Where nobody reads it any more (the
-terminal was closed, the pipe's reader has gone) it falls silent, and the run goes on.
+It writes to standard error, so standard output holds the command's result alone. Where nobody reads it any more, it is
+silent (gemctl/startup.py).
 """
 
-import os
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
@@ -60,11 +56,10 @@ class Progress:
 
     def note(self, text: str) -> None:
         """Shows a line that stays."""
-        with self._heard():
-            if self._live is not None:
-                self._live.console.print(text, markup=False, highlight=False)
-            else:
-                self._print(text)
+        if self._live is not None:
+            self._live.console.print(text, markup=False, highlight=False)
+        else:
+            self._print(text)
 
     def follow(self, attempt: Attempt) -> None:
         """Looks at what the attempt has written since the last look, and shows it."""
@@ -73,30 +68,20 @@ class Progress:
             return
         self._looked = now
         self._read(attempt)
-        with self._heard():
-            if self._out.isatty():
-                self._show_live()
-            elif now - self._said >= PLAIN_EVERY:
-                self._said = now
-                self._print_state()
+        if self._out.isatty():
+            self._show_live()
+        elif now - self._said >= PLAIN_EVERY:
+            self._said = now
+            self._print_state()
 
     def close(self) -> None:
         """Shows the last state and leaves the terminal as it was."""
-        with self._heard():
-            if self._live is not None:
-                self._live.update(self.line(), refresh=True)
-                self._live.stop()
-                self._live = None
-            elif self._attempt is not None:
-                self._print_state()
-
-    @contextmanager
-    def _heard(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError:
+        if self._live is not None:
+            self._live.update(self.line(), refresh=True)
+            self._live.stop()
             self._live = None
-            self._out = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 (what is said after the run too)
+        elif self._attempt is not None:
+            self._print_state()
 
     def line(self) -> str:
         """The present state in one line."""

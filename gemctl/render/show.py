@@ -46,12 +46,10 @@ RENDERERS = {
 
 def show(value: object, as_json: bool = False) -> None:
     """Writes `value` to standard output."""
-    if as_json:
-        print(json.dumps(plain(value), indent=2))
-        return
-    shown = rendered(value)
+    shown = json.dumps(plain(value), indent=2) if as_json else rendered(value)
     for part in shown if isinstance(shown, list) else [shown]:
         _print(part)
+    sys.stdout.flush()  # what cannot be written is said before anything else begins
 
 
 def _print(part: Any) -> None:

@@ -12,11 +12,11 @@ gemctl list           # lists the runs below runs/
 """
 
 import errno
-import getpass
 import importlib.metadata
 import os
 import platform
 import secrets
+import shutil
 import socket
 import subprocess
 import time
@@ -24,7 +24,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from gemctl import paths
+from gemctl import env, paths
 from gemctl.errors import InputError
 from gemctl.run.attempt import Attempt
 from gemctl.run.files import create_json, entries, read_json
@@ -53,10 +53,16 @@ class RunDir:
         InputError where it cannot be written.
         """
         run = cls(folder_of(root, name) / new_run_id())
+        identity = _identity(run.run_id, name, command)
         with paths.writing(f"run.root {root}"):
-            for part in (run.path, run.requests, run.checkpoints, run.path / "attempts"):
-                part.mkdir()
-            create_json(run.path / "run.json", _identity(run.run_id, name, command))
+            run.path.mkdir()
+            try:
+                for part in (run.requests, run.checkpoints, run.path / "attempts"):
+                    part.mkdir()
+                create_json(run.path / "run.json", identity)
+            except BaseException:
+                shutil.rmtree(run.path, ignore_errors=True)  # half a run is none
+                raise
         return run
 
     @classmethod
@@ -141,7 +147,7 @@ def _identity(run_id: str, name: str, command: list[str]) -> dict[str, Any]:
         "command": command,
         "directory": str(Path.cwd()),
         "host": socket.gethostname(),
-        "user": getpass.getuser(),
+        "user": env.user(),
         "git": git_commit(),
         "versions": {"python": platform.python_version(), **_versions()},
     }
@@ -161,7 +167,9 @@ def git_commit() -> dict[str, Any] | None:
     """Commit of the source tree that gemctl runs from, and whether it was changed; None outside of one."""
     command = ["git", "-C", str(Path(__file__).parent), "status", "--porcelain=v2", "--branch", "--untracked-files=no"]
     try:
-        lines = subprocess.run(command, capture_output=True, text=True, check=True, timeout=5).stdout.splitlines()
+        lines = subprocess.run(
+            command, capture_output=True, encoding="utf-8", errors="replace", check=True, timeout=5
+        ).stdout.splitlines()
     except (OSError, subprocess.SubprocessError):
         return None
     commit = next((line.split()[-1] for line in lines if line.startswith("# branch.oid")), None)

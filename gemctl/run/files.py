@@ -66,7 +66,7 @@ def create_json(path: Path, value: dict[str, Any]) -> None:
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")  # the same process number may write on another host
     try:
         with named(path):
-            draft.write_text(json.dumps({"format": FORMAT, **value}, indent=1) + "\n")
+            draft.write_text(json.dumps({"format": FORMAT, **value}, indent=1) + "\n", encoding="utf-8")
             os.link(draft, path)
     finally:
         draft.unlink(missing_ok=True)

@@ -140,7 +140,7 @@ def publish(folder: Path, manifest: Manifest) -> None:
     value = {"format": FORMAT, "sha256": _digest(body), **body}
     draft = folder / f".{FILE_NAME}.{socket.gethostname()}.{os.getpid()}"
     try:
-        with named(draft), draft.open("w") as file:
+        with named(draft), draft.open("w", encoding="utf-8") as file:
             json.dump(value, file, indent=1, allow_nan=False)
             file.flush()
             os.fsync(file.fileno())

@@ -15,7 +15,7 @@ def oom_kills() -> int:
     """The counter of this process's memory cgroup (version 2 or 1), else the machine's; 0 where neither is kept."""
     for file in _counters():
         try:
-            lines = file.read_text().splitlines()
+            lines = file.read_text(encoding="utf-8").splitlines()
         except OSError:
             continue
         counts = [int(count) for name, _, count in (line.partition(" ") for line in lines) if name == "oom_kill"]
@@ -27,7 +27,7 @@ def oom_kills() -> int:
 def own_cgroup() -> Path | None:
     """The folder of this process's memory cgroup; None where there is none. A container sees its own as the root."""
     try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        lines = Path("/proc/self/cgroup").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:
         return None
     paths = {controllers: path.lstrip("/") for _, controllers, path in (line.split(":", 2) for line in lines)}

@@ -20,7 +20,8 @@ def run_module(module: str, *arguments: str, capture: bool = False) -> subproces
     return subprocess.run(
         [sys.executable, "-m", module, *arguments],
         capture_output=capture,
-        text=True,
+        encoding="utf-8",
+        errors="replace",
         check=False,
         start_new_session=True,
         preexec_fn=functools.partial(die_with_parent, os.getpid()),
@@ -51,7 +52,7 @@ def started(pid: int) -> int | None:
     None if it does not run.
     """
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None
     return None if fields[0] in {"Z", "X"} else int(fields[19])

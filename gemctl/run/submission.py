@@ -128,8 +128,8 @@ def submit(run: RunDir, config: str, plan: str, request: dict[str, Any]) -> Subm
     where a preflight has verified it, the `base` of its first attempt."""
     last = run.last_attempt()
     submission = Submission(_next_folder(run))
-    submission.config.write_text(config)
-    submission.plan.write_text(plan)
+    submission.config.write_text(config, encoding="utf-8")
+    submission.plan.write_text(plan, encoding="utf-8")
     facts = {
         "time": time.time(),
         "pid": os.getpid(),

@@ -32,7 +32,7 @@ from gemctl.errors import GemctlError, InputError
 from gemctl.mesh.topology import resolve
 from gemctl.parallel.assemble import ShardedModel, assemble
 from gemctl.run.directory import RunDir
-from gemctl.run.files import create_json
+from gemctl.run.files import create_json, read_text
 from gemctl.run.manifest import read
 from gemctl.specs import feature_spec
 from gemctl.specs.data import FeatureSpec
@@ -73,7 +73,7 @@ def evaluate(run: RunDir, checkpoint: Path, data: list[str], out: Path | None) -
     start = time.perf_counter()
     manifest = read(checkpoint)
     config_file = run.attempt(manifest.attempt).config
-    evaluator = Evaluator(from_yaml(config_file.read_text(), str(config_file)), checkpoint, data)
+    evaluator = Evaluator(from_yaml(read_text(config_file), str(config_file)), checkpoint, data)
     spec = evaluator.spec
     fitted, reason = _fit_baseline(evaluator.config, spec)
     tasks = [label.name for label in spec.labels]

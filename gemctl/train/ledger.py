@@ -139,7 +139,7 @@ def process_start() -> float:
     if sys.platform != "linux" or not stat.exists():
         return time.perf_counter()
     # Field 22, counted after the command's closing bracket, is the start in clock ticks since boot.
-    ticks = int(stat.read_text().rpartition(")")[2].split()[19])
+    ticks = int(stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[19])
     age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
     return time.perf_counter() - max(age, 0.0)
 

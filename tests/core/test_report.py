@@ -1,11 +1,10 @@
 """The report joins attempts, accounts for every rank-second, and says the same in the terminal, as JSON and as HTML."""
 
-import errno
 import html
 import io
 import json
+import os
 import re
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from gemctl.run.files import JsonLog, create_json
 from gemctl.run.manifest import Manifest, RunFacts, describe_file, publish
 from gemctl.run.report import build
 from gemctl.run.rollback import RolledBack, record
+from gemctl.startup import Messages
 
 PARTS = ("import", "process_group", "build", "load", "first_batch", "first_step")
 RANKS = 4
@@ -349,24 +349,18 @@ def test_progress_names_a_straggler_and_says_no_time_that_it_does_not_know(
 @pytest.mark.parametrize("terminal", [False, True])
 def test_progress_that_nobody_reads_falls_silent(terminal: bool, run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     """The terminal was closed, or the reader of the pipe has gone: the run must not end by it."""
-
-    class Gone(io.StringIO):
-        def write(self, text: str) -> int:
-            raise OSError(errno.EIO if terminal else errno.EPIPE, "gone")
-
-        def isatty(self) -> bool:
-            return terminal
-
     monkeypatch.setattr("gemctl.render.progress.READ_EVERY", 0.0)
-    out = Gone()
+    reader, writer = os.pipe()
+    os.close(reader)
+    out = io.TextIOWrapper(io.BufferedWriter(Messages(writer, "w")), line_buffering=True)
+    monkeypatch.setattr(Messages, "isatty", lambda self: terminal)
     monkeypatch.setattr("sys.stderr", out)
     with Progress(40) as progress:
         progress.follow(run.attempts()[0])
         progress.note("a line that stays")
         progress.follow(run.attempts()[1])
-    assert sys.stderr is not out
-    sys.stderr.write("said after the run")
-    sys.stderr.close()
+    out.write("said after the run")
+    out.close()
 
 
 def test_progress_follows_the_files_line_by_line(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
