@@ -31,6 +31,7 @@ from gemctl.parallel.assemble import assemble
 from gemctl.plan.state import saved_state
 from gemctl.run.attempt import Attempt, Base, Heartbeat, claim, watch_beat
 from gemctl.run.directory import RunDir
+from gemctl.run.durable import create
 from gemctl.run.files import create_json, read_json, read_text
 from gemctl.run.inject import maybe_inject
 from gemctl.run.laid import lay_attempt, read_mesh
@@ -246,7 +247,7 @@ def _take_over(run: RunDir, last: Attempt, source: Attempt, config: Config) -> i
         nodes=env.world_size() // local, ranks_per_node=local, heartbeat=config.recover.heartbeat,
     )  # fmt: skip
     for file in ("config", "plan"):
-        getattr(attempt, file).write_bytes(getattr(source, file).read_bytes())
+        create(getattr(attempt, file), getattr(source, file).read_bytes())
     checkpoint, _ = newest_verified(run)
     name, step = (checkpoint.path.name, checkpoint.step) if checkpoint else (None, 0)
     attempt.write_base(Base(name, step, passed_over(run.attempts(), step)))

@@ -21,6 +21,7 @@ from gemctl.launchers.request import from_json
 from gemctl.launchers.slurm_agents import SlurmAgents
 from gemctl.launchers.slurm_job import batch_job, shell_word
 from gemctl.run.directory import RunDir
+from gemctl.run.durable import create
 from gemctl.run.submission import Job, Submission
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def start(run: RunDir, submission: Submission, config: Config) -> None:
     """Submits the job."""
     app = from_json(submission.asked["app"])
     script = submission.path / SCRIPT
-    script.write_text(form(app, config, submission.path), encoding="utf-8")
+    create(script, form(app, config, submission.path))
     submission.write_submitted(job=slurm_client.submit(str(script)))
 
 
@@ -110,7 +111,7 @@ def start_array(submissions: Sequence[Submission], config: Config) -> list[str]:
     """Submits all as one array; returns SLURM's names of its tasks."""
     app = from_json(submissions[0].asked["app"])
     script = submissions[0].path / SCRIPT
-    script.write_text(array_form(app, config, [one.path for one in submissions]), encoding="utf-8")
+    create(script, array_form(app, config, [one.path for one in submissions]))
     job = slurm_client.submit(str(script))
     tasks = [f"{job}_{number}" for number in range(len(submissions))]
     for submission, task in zip(submissions, tasks, strict=True):

@@ -26,7 +26,8 @@ from gemctl.checkpoint.pieces import Piece
 from gemctl.checkpoint.storage import Reader
 from gemctl.errors import GemctlError
 from gemctl.run.checkpoints import Exported
-from gemctl.run.manifest import Manifest, StoredObject, read, sync_folder
+from gemctl.run.durable import create, make_folders, sync_folder
+from gemctl.run.manifest import Manifest, StoredObject, read
 
 DTYPES = {
     "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16",
@@ -45,7 +46,8 @@ def export(checkpoint: Path, target: Path, largest: int, optimizer: bool) -> Exp
     objects = {key: stored for key, stored in manifest.objects.items() if optimizer or not key.startswith("optim.")}
     files = dict(_named(_split(objects, largest)))
     draft = target.with_name(f".{target.name}.{os.getpid()}")
-    draft.mkdir(parents=True)
+    make_folders(target.parent)
+    draft.mkdir()
     try:
         reader = Reader(checkpoint, set(manifest.files))
         for name, keys in files.items():
@@ -53,9 +55,8 @@ def export(checkpoint: Path, target: Path, largest: int, optimizer: bool) -> Exp
         total = sum(stored.bytes for stored in objects.values())
         if len(files) > 1:
             weight_map = {key: name for name, keys in files.items() for key in keys}
-            _write_text(
-                draft / INDEX, json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=1)
-            )
+            index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+            create(draft / INDEX, json.dumps(index, indent=1) + "\n")
         sync_folder(draft)
         draft.rename(target)
     finally:
@@ -122,13 +123,6 @@ def _view(mapped: mmap.mmap, start: int, stored: StoredObject) -> Tensor:
         return torch.empty(stored.shape, dtype=dtype)
     flat = torch.frombuffer(mapped, dtype=dtype, count=stored.bytes // dtype.itemsize, offset=start)
     return flat.view(stored.shape)
-
-
-def _write_text(path: Path, text: str) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        file.write(text + "\n")
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def main(arguments: list[str]) -> int:

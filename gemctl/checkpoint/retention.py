@@ -10,8 +10,9 @@ from pathlib import Path
 
 from gemctl.run.attempt import Attempt
 from gemctl.run.directory import RunDir
+from gemctl.run.durable import sync_folder
 from gemctl.run.inject import Point
-from gemctl.run.manifest import FILE_NAME, checkpoints, sync_folder, valid_checkpoints
+from gemctl.run.manifest import FILE_NAME, checkpoints, valid_checkpoints
 
 
 def _nowhere(point: Point) -> None:

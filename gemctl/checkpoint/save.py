@@ -40,6 +40,7 @@ from gemctl.checkpoint.storage import PIECES, PiecePlanner, Writer, rank_files
 from gemctl.config.schema import CheckpointConfig
 from gemctl.errors import GemctlError
 from gemctl.run.directory import RunDir
+from gemctl.run.durable import sync_file, sync_folder
 from gemctl.run.files import JsonLog
 from gemctl.run.inject import Point, maybe_inject
 from gemctl.run.manifest import Manifest, RunFacts, StoredFile, StoredObject, describe_file, folder_name, publish
@@ -254,6 +255,7 @@ class Saver:
         try:
             if self._attempt.owns_run():
                 self._reach(job.step, "manifest")
+                self._sync_logs()
                 publish(job.folder, manifest)
                 self._reach(job.step, "published")
         except OSError as error:
@@ -264,6 +266,13 @@ class Saver:
             return self._lost()
         self._prune(job)
         return None
+
+    def _sync_logs(self) -> None:
+        """Lines of the steps that a checkpoint holds must not be lost where it is not: no attempt writes them again."""
+        for log in (self._attempt.metrics, self._attempt.ledger):
+            if log.exists():
+                sync_file(log)
+        sync_folder(self._attempt.path)
 
     def _prune(self, job: _Job) -> None:
         """The new checkpoint stands whatever becomes of the old ones."""

@@ -34,7 +34,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from gemctl.checkpoint.pieces import Piece
 from gemctl.errors import InputError
-from gemctl.run.files import named
+from gemctl.run.durable import named
 from gemctl.run.inject import Point
 
 METADATA = ".metadata"

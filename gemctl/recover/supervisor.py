@@ -24,6 +24,7 @@ from gemctl.run import requests
 from gemctl.run.attempt import Attempt, Base, claim
 from gemctl.run.conclusion import describe, hint
 from gemctl.run.directory import RunDir
+from gemctl.run.durable import create
 from gemctl.run.files import JsonLog, read_log
 from gemctl.run.manifest import Checkpoint, check_file, check_size, newest_verified, valid_checkpoints, verify
 from gemctl.run.rollback import distrusts, passed_over
@@ -164,8 +165,8 @@ class _Supervisor:
         )
         if fresh:
             self._start_agents(attempt)  # they import while the rest is made ready
-        attempt.config.write_text(self.prepared.config, encoding="utf-8")
-        attempt.plan.write_text(self.prepared.plan, encoding="utf-8")
+        create(attempt.config, self.prepared.config)
+        create(attempt.plan, self.prepared.plan)
         base = self._base(number)
         attempt.write_base(base)
         self._note_start(attempt, base)
@@ -192,6 +193,7 @@ class _Supervisor:
         line = {"event": "attempt", "attempt": attempt.number, "time": time.time(), **facts}
         self.history.add(line)
         self.log.write(line)
+        self.log.sync()
 
     def _base(self, number: int) -> Base:
         """What attempt `number` starts from. Its ranks hash what they load, each its share, so names and sizes are

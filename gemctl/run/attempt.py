@@ -31,6 +31,7 @@ from types import TracebackType
 from typing import Any
 
 from gemctl.errors import InputError
+from gemctl.run.durable import sync_folder
 from gemctl.run.files import create_json, read_json
 
 PATIENCE = 5.0  # seconds, at least, without a beat after which an attempt counts as dead
@@ -187,27 +188,26 @@ def claim(
     dead attempt only one can win. `first_request`: the first that its owner has not
     seen; None: that comes from now on.
     """
-    folder = run_path / "attempts" / str(number)
+    attempt = Attempt(run_path / "attempts" / str(number))
+    claim = {
+        "owner": owner or uuid.uuid4().hex,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "time": time.time(),
+        "nodes": nodes,
+        "ranks_per_node": ranks_per_node,
+        "heartbeat": heartbeat,
+        "first_request": first_request or 1 + sum(1 for _ in (run_path / "requests").glob("*.json")),
+    }
+    with contextlib.suppress(FileExistsError):  # a faster one's, or ours and a file server says so: the claim decides
+        attempt.path.mkdir()
+    sync_folder(attempt.path.parent)
+    attempt.logs.mkdir(exist_ok=True)
+    attempt.ranks.mkdir(exist_ok=True)
     try:
-        folder.mkdir()
+        create_json(attempt.claim_file, claim)  # puts the folders beside it on disk too
     except FileExistsError:
         raise InputError(f"{run_path.name}: attempt {number} was started by another process just now") from None
-    attempt = Attempt(folder)
-    attempt.logs.mkdir()
-    attempt.ranks.mkdir()
-    create_json(
-        attempt.claim_file,
-        {
-            "owner": owner or uuid.uuid4().hex,
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "time": time.time(),
-            "nodes": nodes,
-            "ranks_per_node": ranks_per_node,
-            "heartbeat": heartbeat,
-            "first_request": first_request or 1 + sum(1 for _ in (run_path / "requests").glob("*.json")),
-        },
-    )
     _write_beat(attempt.heartbeat, 0)  # after the claim: what beats can be asked who it is
     return attempt
 

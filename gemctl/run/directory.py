@@ -11,6 +11,7 @@ runs/<name>/<run_id>/
 gemctl list           # lists the runs below runs/
 """
 
+import contextlib
 import errno
 import importlib.metadata
 import os
@@ -27,6 +28,7 @@ from typing import Any
 from gemctl import env, paths
 from gemctl.errors import InputError
 from gemctl.run.attempt import Attempt
+from gemctl.run.durable import make_folders, sync_folder
 from gemctl.run.files import create_json, entries, read_json
 
 PACKAGES = ("gemctl", "torch", "torchrec", "fbgemm-gpu-cpu", "fbgemm-gpu", "torchx", "numpy", "pyarrow")
@@ -55,11 +57,15 @@ class RunDir:
         run = cls(folder_of(root, name) / new_run_id())
         identity = _identity(run.run_id, name, command)
         with paths.writing(f"run.root {root}"):
-            run.path.mkdir()
+            with contextlib.suppress(FileExistsError):  # ours, and a file server says so; or its run.json is there
+                run.path.mkdir()
+            sync_folder(run.path.parent)
             try:
-                for part in (run.requests, run.checkpoints, run.path / "attempts"):
-                    part.mkdir()
-                create_json(run.path / "run.json", identity)
+                for part in (run.requests, run.submissions, run.checkpoints, run.path / "attempts"):
+                    part.mkdir(exist_ok=True)
+                create_json(run.path / "run.json", identity)  # puts those on disk too
+            except FileExistsError:  # another run drew this id in the same second
+                return cls.create(root, name, command)
             except BaseException:
                 shutil.rmtree(run.path, ignore_errors=True)  # half a run is none
                 raise
@@ -99,7 +105,7 @@ def folder_of(root: str, name: str) -> Path:
     """The folder of all runs called `name`, made if there is none yet. InputError where no run can be written."""
     folder = Path(root).absolute() / name
     with paths.writing(f"run.root {root}"):
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folders(folder)
         if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     return folder

@@ -2,7 +2,7 @@
 
 create_json(path, {"step": 3})          # fails where the file exists
 read_json(path)                         # {"step": 3}
-log = JsonLog(path); log.write({"step": 3})
+log = JsonLog(path); log.write({"step": 3}); log.sync()
 read_log(path)                          # [{"step": 3}]
 """
 
@@ -11,13 +11,11 @@ import dataclasses
 import errno
 import json
 import os
-import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from gemctl.errors import InputError
+from gemctl.run.durable import create, named, open_log, read, steadily, sync_folder
 
 FORMAT = 1
 ROOM = 16 << 10  # bytes kept for last lines: an exception's takes up to about 7 KB
@@ -58,33 +56,20 @@ class Record(dict[str, Any]):
         return self
 
 
+class CutFileError(InputError):
+    """A file that is empty or cut, as a power loss leaves it where it had not been put on disk."""
+
+
 def create_json(path: Path, value: dict[str, Any]) -> None:
-    """Writes `value` to a file that must not exist yet (FileExistsError); readers never see half of it.
-
-    Only one of several writers wins: the file appears by a hard link, which is both exclusive and atomic.
-    """
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")  # the same process number may write on another host
-    try:
-        with named(path):
-            draft.write_text(json.dumps({"format": FORMAT, **value}, indent=1) + "\n", encoding="utf-8")
-            os.link(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
-
-
-@contextmanager
-def named(path: Path) -> Iterator[None]:
-    """What the system refuses within it names `path`: a full disk alone does not say where."""
-    try:
-        yield
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from None
+    """Writes `value` to a file that must not exist yet (FileExistsError), on disk when this returns; readers never see
+    half of it, and only one of several writers wins."""
+    create(path, json.dumps({"format": FORMAT, **value}, indent=1) + "\n")
 
 
 def entries(folder: Path) -> list[Path]:
     """What the folder holds; nothing if there is none. InputError if it cannot be read."""
     try:
-        return list(folder.iterdir())
+        return steadily(lambda: list(folder.iterdir()))
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -94,7 +79,7 @@ def entries(folder: Path) -> list[Path]:
 def read_text(path: Path) -> str:
     """The text in `path`. InputError if it is not there, cannot be read or is no UTF-8."""
     try:
-        return path.read_text(encoding="utf-8")
+        return read(path).decode()
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -102,15 +87,37 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: Path) -> Record:
-    """The object in `path` without its `format`. InputError if it is newer than this gemctl, or not a JSON object."""
-    return parse_line(path.read_bytes(), str(path))
+    """The object in `path` without its `format`. InputError if it is newer than this gemctl, or not a JSON object;
+    CutFileError where a power loss may have left it so."""
+    return parse_line(read(path), str(path))
+
+
+def read_whole(path: Path) -> Record | None:
+    """As `read_json`; None where there is no such file, or one that is empty or cut."""
+    try:
+        return read_json(path)
+    except (FileNotFoundError, CutFileError):
+        return None
+
+
+def is_whole(path: Path) -> bool:
+    """Whether the text file is there and has something in it, and no zeros, which a power loss leaves for text."""
+    try:
+        data = read(path)
+    except FileNotFoundError:
+        return False
+    return bool(data) and b"\0" not in data
 
 
 def parse_line(text: bytes, where: str) -> Record:
     """The object that `text`, found at `where`, is in JSON, without its `format`. InputError as of `read_json`."""
+    if not text.strip(b"\0 \n"):
+        raise CutFileError(f"{where}: empty")
     try:
         value = json.loads(text, object_hook=lambda values: Record.found(where, values))
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
+        raise CutFileError(f"{where}: not JSON ({error})") from error
+    except RecursionError as error:
         raise InputError(f"{where}: not JSON ({error})") from error
     if not isinstance(value, Record):
         raise InputError(f"{where}: a JSON object was expected")
@@ -123,7 +130,8 @@ def parse_line(text: bytes, where: str) -> Record:
 class JsonLog:
     """Appends JSON objects, one a line; each goes out in one write, so lines of several writers do not mix.
 
-    A last line that a dead host has left cut is taken away: it was never read, and the next one would be lost with it.
+    A last line that a dead host has left cut, or zeros that a power loss has left, are taken away: they were never
+    read, and the next line would be lost with them.
 
     Room for the last lines, which say how it ended, is kept on the disk: one that is full can still be told of.
     """
@@ -131,11 +139,13 @@ class JsonLog:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._kept = 0  # bytes that are the file's on the disk, however short it is
-        self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._named = False  # its name is on the disk
+        self._fd = open_log(path)
         _drop_cut_line(self._fd)
 
     def write(self, record: dict[str, Any], *, last: bool = False) -> None:
-        """Appends a line, all of it or nothing (OSError, which names the file); a `last` one may use the room kept."""
+        """Appends a line, all of it or nothing (OSError, which names the file); a `last` one may use the room kept, and
+        is on disk with all before it when this returns."""
         line = (json.dumps({"format": FORMAT, **record}) + "\n").encode()
         size = os.fstat(self._fd).st_size
         with named(self._path):
@@ -145,17 +155,31 @@ class JsonLog:
             if os.write(self._fd, line) < len(line):
                 os.ftruncate(self._fd, size)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if last:
+            self.sync()
+
+    def sync(self) -> None:
+        """Puts on disk what has been written: what others are about to rely on, never every line."""
+        with named(self._path):
+            os.fsync(self._fd)
+        if not self._named:
+            sync_folder(self._path.parent)
+            self._named = True
 
     def close(self) -> None:
         os.close(self._fd)
 
 
 def _drop_cut_line(fd: int) -> None:
-    size = os.fstat(fd).st_size
-    start = max(0, size - ROOM)
-    end = os.pread(fd, size - start, start)
-    if end and not end.endswith(b"\n"):
-        os.ftruncate(fd, start + end.rfind(b"\n") + 1)
+    end = size = os.fstat(fd).st_size
+    while end > 0:
+        start = max(0, end - ROOM)
+        if (newline := os.pread(fd, end - start, start).rfind(b"\n")) >= 0:
+            end = start + newline + 1
+            break
+        end = start
+    if end < size:
+        os.ftruncate(fd, end)
 
 
 def _keep(fd: int, size: int) -> None:
@@ -170,7 +194,9 @@ def _keep(fd: int, size: int) -> None:
 class LogTail:
     """Reads a JSON-lines file that may still grow, or not exist yet: `new()` returns what came since the last call.
 
-    A last line without its newline is left for the next call. InputError names file and line of one that is no object.
+    A last line without its newline is left for the next call. Zeros, which a power loss leaves for lines that were not
+    on disk, are passed over, and a line that was torn by them. InputError names file and line of any other one that is
+    no object.
     """
 
     def __init__(self, path: Path) -> None:
@@ -179,16 +205,30 @@ class LogTail:
 
     def new(self) -> list[Record]:
         try:
-            with self.path.open("rb") as file:
-                file.seek(self._offset)
-                data = file.read()
+            data = steadily(self._rest)
         except FileNotFoundError:
             return []
         whole = data[: data.rfind(b"\n") + 1]
         lines = whole.split(b"\n")[:-1]
-        found = [parse_line(line, f"{self.path}:{self._lines + at}") for at, line in enumerate(lines, start=1)]
+        found = [_logged(line, f"{self.path}:{self._lines + at}") for at, line in enumerate(lines, start=1)]
         self._offset, self._lines = self._offset + len(whole), self._lines + len(lines)
-        return found
+        return [line for line in found if line is not None]
+
+    def _rest(self) -> bytes:
+        with self.path.open("rb") as file:
+            file.seek(self._offset)
+            return file.read()
+
+
+def _logged(line: bytes, where: str) -> Record | None:
+    """The object in a line of a log; None where zeros have taken its place, or its beginning."""
+    torn = b"\0" in line
+    try:
+        return parse_line(line.rpartition(b"\0")[2], where)
+    except CutFileError:
+        if not torn:
+            raise
+        return None
 
 
 def read_log(path: Path) -> list[Record]:
@@ -199,10 +239,20 @@ def read_log(path: Path) -> list[Record]:
 def last_line(path: Path) -> Record | None:
     """The last whole line of a JSON-lines file, however long the file is; None where there is none."""
     try:
-        with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - 2 * ROOM))
-            lines = file.read().split(b"\n")[:-1]
+        lines = steadily(lambda: _last_lines(path))
     except FileNotFoundError:
         return None
-    return parse_line(lines[-1], f"{path}: last line") if lines else None
+    found = (_logged(line, f"{path}: last line") for line in reversed(lines))
+    return next((line for line in found if line is not None), None)
+
+
+def _last_lines(path: Path) -> list[bytes]:
+    """The whole lines in the last bytes of the file, the first perhaps cut; of more bytes where those are zeros."""
+    with path.open("rb") as file:
+        size, span = file.seek(0, os.SEEK_END), 2 * ROOM
+        while True:
+            file.seek(max(0, size - span))
+            data = file.read()
+            if size <= span or len(data.rstrip(b"\0")) > ROOM:
+                return data.split(b"\n")[:-1]
+            span *= 2

@@ -14,9 +14,7 @@ a later attempt started from is void for ever, whenever it appears: the later at
 import dataclasses
 import hashlib
 import json
-import os
 import re
-import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +22,8 @@ from typing import Any
 
 from gemctl.errors import InputError
 from gemctl.run.directory import RunDir
-from gemctl.run.files import FORMAT, entries, named, read_json
+from gemctl.run.durable import create, steadily, sync_folder
+from gemctl.run.files import FORMAT, entries, read_json
 
 FILE_NAME = "manifest.json"
 FOLDER = re.compile(r"step_(\d+)\.a(\d+)")
@@ -133,36 +132,18 @@ def folder_name(step: int, attempt: int) -> str:
 def publish(folder: Path, manifest: Manifest) -> None:
     """Makes the checkpoint in `folder` exist; FileExistsError if it has a manifest already.
 
-    The data files' bytes must be on disk. The manifest appears by a hard link, whole or not at all, and holds a hash
-    of itself.
+    The data files' bytes must be on disk; their names, and the folder's own, are put there before the manifest, which
+    appears whole or not at all, and holds a hash of itself.
     """
     body = dataclasses.asdict(manifest)
     value = {"format": FORMAT, "sha256": _digest(body), **body}
-    draft = folder / f".{FILE_NAME}.{socket.gethostname()}.{os.getpid()}"
-    try:
-        with named(draft), draft.open("w", encoding="utf-8") as file:
-            json.dump(value, file, indent=1, allow_nan=False)
-            file.flush()
-            os.fsync(file.fileno())
-        sync_folder(folder)
-        os.link(draft, folder / FILE_NAME)
-    finally:
-        draft.unlink(missing_ok=True)
     sync_folder(folder)
     sync_folder(folder.parent)
+    create(folder / FILE_NAME, json.dumps(value, indent=1, allow_nan=False))
 
 
 def _digest(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True, allow_nan=False).encode()).hexdigest()
-
-
-def sync_folder(folder: Path) -> None:
-    """Puts the folder's list of names on disk."""
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def read(folder: Path) -> Manifest:
@@ -193,9 +174,13 @@ def read(folder: Path) -> Manifest:
 
 def describe_file(path: Path) -> StoredFile:
     """Size and hash of a file as it is on disk now."""
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return StoredFile(path.stat().st_size, digest)
+
+    def described() -> StoredFile:
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return StoredFile(path.stat().st_size, digest)
+
+    return steadily(described)
 
 
 def check_size(path: Path, stored: StoredFile) -> str | None:

@@ -23,6 +23,7 @@ from typing import Any, Literal
 from gemctl.run import process
 from gemctl.run.attempt import Attempt, Base
 from gemctl.run.directory import RunDir
+from gemctl.run.durable import create, make_folder, make_folders
 from gemctl.run.files import Record, create_json, entries, read_json
 
 JobState = Literal["waiting", "running", "ended", "unknown"]
@@ -128,8 +129,8 @@ def submit(run: RunDir, config: str, plan: str, request: dict[str, Any]) -> Subm
     where a preflight has verified it, the `base` of its first attempt."""
     last = run.last_attempt()
     submission = Submission(_next_folder(run))
-    submission.config.write_text(config, encoding="utf-8")
-    submission.plan.write_text(plan, encoding="utf-8")
+    create(submission.config, config)
+    create(submission.plan, plan)
     facts = {
         "time": time.time(),
         "pid": os.getpid(),
@@ -145,9 +146,10 @@ def _next_folder(run: RunDir) -> Path:
     while True:
         folder = run.submissions / str(number)
         try:
-            folder.mkdir(parents=True)
+            make_folders(run.submissions)  # a run of an older gemctl has none
+            make_folder(folder)
             return folder
-        except FileExistsError:  # two submit at once
+        except FileExistsError:  # two submit at once, or a file server says so of our own: an empty one is none
             number += 1
 
 

@@ -212,8 +212,9 @@ class TrainLog:
             self._tb.add_scalar(tag, value, step, walltime=line["time"])
 
     def close(self) -> None:
-        """Closes the files; what was flushed stays."""
+        """Closes the files, whose lines are on disk then."""
         for file in self._files.values():
+            file.sync()
             file.close()
         if self._tb is not None:
             self._tb.close()

@@ -112,5 +112,5 @@ def test_run_that_cannot_be_read_is_named_and_hides_no_other(run: RunDir) -> Non
     (strange,) = [problem for problem in value.unreadable if other.run_id in problem]
     assert strange.endswith("attempts/1/end.json: Is a directory")
     empty, unnamed = [problem for problem in value.unreadable if other.run_id not in problem]
-    assert "empty/run.json: not JSON" in empty
+    assert "empty/run.json: empty" in empty
     assert "no-name/run.json: name, created: missing" in unnamed

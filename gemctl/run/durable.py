@@ -1,0 +1,179 @@
+"""Files and folders that are still there after a power loss, and reads that a file server may fail once.
+
+create(path, text)            # whole, exclusive, on disk; FileExistsError where there is one already
+make_folder(path)             # on disk; FileExistsError where there is one already
+fd = open_log(path)           # to append to
+sync_folder(path)             # the names in it are on disk
+data = read(path)
+
+A file is written under another name, fsynced, published by a hard link, and its folder fsynced: a reader sees all of it
+or nothing, at any moment and after any crash. Where the file system has no hard links it is published by a rename while
+a second file, made exclusively, keeps the others out; that assumes that all hosts see the file system in the same way.
+
+A file server that sends a request again answers the second time that the name is taken, by us. A link is then known by
+its inode. A folder has no owner: who may use it is decided by the first file that is created in it.
+"""
+
+import errno
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
+CLAIM_SECONDS = 2.0  # how long a rename that somebody else has begun may take
+PASSING = {errno.ESTALE, errno.EIO}  # what a file server answers once, and not when asked again
+PAUSES = (0.05, 0.2)  # seconds before it is asked again
+
+
+@contextmanager
+def named(path: Path) -> Iterator[None]:
+    """What the system refuses within it names `path`: a full disk alone does not say where."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def create(path: Path, data: str | bytes) -> None:
+    """Makes the file `path` with `data`, on disk when this returns. FileExistsError if it is there already; of several
+    writers one wins. OSError, which names `path`, if the system refuses."""
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")  # the same process number may write on another host
+    try:
+        with named(path):
+            _write(draft, data.encode() if isinstance(data, str) else data)
+            _publish(draft, path)
+    finally:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+def _write(draft: Path, data: bytes) -> None:
+    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(fd, view) :]
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _publish(draft: Path, path: Path) -> None:
+    try:
+        os.link(draft, path)
+    except FileExistsError:
+        if not path.samefile(draft):
+            raise
+    except OSError as error:
+        if error.errno not in NO_LINKS:
+            raise
+        _rename(draft, path)
+
+
+def _rename(draft: Path, path: Path) -> None:
+    """For file systems without hard links."""
+    claim = path.with_name(f".{path.name}.claim")
+    deadline = time.monotonic() + CLAIM_SECONDS
+    while True:
+        try:
+            os.close(os.open(claim, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
+            break
+        except FileExistsError:
+            if path.exists():
+                raise
+            if time.monotonic() > deadline:
+                left = f"a process died while it made this file; delete {claim.name} beside it"
+                raise OSError(errno.EBUSY, left) from None
+            time.sleep(0.01)
+    try:
+        if path.exists():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+        draft.rename(path)
+    finally:
+        claim.unlink()
+
+
+def has_links(folder: Path) -> bool:
+    """Whether the file system of `folder`, which is written to, has hard links."""
+    first = folder / f".links.{secrets.token_hex(8)}"
+    second = first.with_suffix(".2")
+    try:
+        _write(first, b"")
+        os.link(first, second)
+    except OSError as error:
+        if error.errno not in NO_LINKS:
+            raise
+        return False
+    finally:
+        second.unlink(missing_ok=True)
+        first.unlink(missing_ok=True)
+    return True
+
+
+def make_folder(path: Path) -> None:
+    """Makes the folder, on disk when this returns; its parent exists. FileExistsError if it is there already."""
+    path.mkdir()
+    sync_folder(path.parent)
+
+
+def make_folders(path: Path) -> None:
+    """Makes the folder and its parents, those that are not there, on disk when this returns."""
+    if path.is_dir():
+        return
+    make_folders(path.parent)
+    with suppress(FileExistsError):  # somebody else makes them too
+        path.mkdir()
+    if not path.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Puts the folder's list of names on disk."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with named(folder):
+            os.fsync(fd)
+    except OSError as error:
+        if error.errno not in {errno.EINVAL, errno.ENOTSUP}:  # it has no such call, and nothing that it could do
+            raise
+    finally:
+        os.close(fd)
+
+
+def sync_file(path: Path) -> None:
+    """Puts on disk what has been written to the file, by whomever."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        with named(path):
+            os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def open_log(path: Path) -> int:
+    """A descriptor to append to the file `path`, which is made if there is none, and to read it."""
+    return os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+
+
+def read(path: Path) -> bytes:
+    """All of the file."""
+    return steadily(path.read_bytes)
+
+
+def steadily(reading: Callable[[], T]) -> T:
+    """What `reading` returns, which may be done again: a file server's passing refusal is none."""
+    for pause in PAUSES:
+        try:
+            return reading()
+        except OSError as error:
+            if error.errno not in PASSING:
+                raise
+        time.sleep(pause)
+    return reading()
