@@ -7,12 +7,12 @@ means is the supervisor's to decide.
 """
 
 import contextlib
+import functools
 import math
 import os
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -65,7 +65,7 @@ def start(run: RunDir, submission: Submission, config: Config) -> None:
     """Starts the submission's supervisor in a session of its own, so that it outlives this process and its terminal."""
     with submission.output.open("ab") as output:
         supervisor = subprocess.Popen(
-            [sys.executable, "-m", "gemctl", "supervise", str(run.path), "--submission", str(submission.number)],
+            process.python("-m", "gemctl", "supervise", str(run.path), "--submission", str(submission.number)),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -112,10 +112,15 @@ class LocalAgents:
 
     def __init__(self, run: RunDir, launcher: LauncherConfig) -> None:
         from torchx.runner import Runner
-        from torchx.schedulers.local_scheduler import create_scheduler
+        from torchx.schedulers.local_scheduler import CWDImageProvider, create_scheduler
+
+        class Image(CWDImageProvider):
+            def get_cwd(self, image: str) -> None:
+                """Without this TorchX puts the current folder in front of the agent's PATH."""
 
         self._run, self._launcher = run, launcher
-        self._runner = Runner(SESSION, {SCHEDULER: create_scheduler})
+        make = functools.partial(create_scheduler, image_provider_class=Image)
+        self._runner = Runner(SESSION, {SCHEDULER: make})
         self._handle = ""
         self._first: Attempt | None = None
 
@@ -135,7 +140,16 @@ class LocalAgents:
         how = next(filter(None, map(process.how_ended, self._pids("agent"))), None)  # TorchX does not tell signals
         if how is None and self._runs():
             return {}
+        self._keep_first_words()
         return {0: how or "it ended without a word"}
+
+    def _keep_first_words(self) -> None:
+        """What the agent wrote before it had a log of its own, as one that cannot import what it needs, becomes that
+        log."""
+        if self._first is None or (log := self._first.agent_output(0)).exists():
+            return
+        with contextlib.suppress(OSError):
+            log.write_bytes(b"".join(file.read_bytes() for file in self._first.logs.glob("torchx/**/stderr.log")))
 
     def _runs(self) -> bool:
         try:

@@ -8,13 +8,13 @@ The schedulers of launchers/*.py turn it into their own form; attempts/<n>/reque
 import dataclasses
 import math
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gemctl import env
 from gemctl.config.schema import LauncherConfig
 from gemctl.config.slurm import SlurmConfig
+from gemctl.run.process import python
 
 if TYPE_CHECKING:
     from torchx.specs import AppDef, Resource
@@ -31,11 +31,12 @@ def request(run_path: Path, attempt: int, launcher: LauncherConfig, device: str 
     """
     from torchx.specs import AppDef, Role
 
+    program, *arguments = python("-m", "gemctl.agent", str(run_path), "--attempt", str(attempt), "--node", NODE)
     role = Role(
         name=ROLE,
         image="",
-        entrypoint=sys.executable,
-        args=["-m", "gemctl.agent", str(run_path), "--attempt", str(attempt), "--node", NODE],
+        entrypoint=program,
+        args=arguments,
         env=_environment(launcher),
         num_replicas=launcher.nodes,
         max_retries=0,

@@ -7,7 +7,6 @@ their order and their budgets are the supervisor's, as everywhere.
 """
 
 import dataclasses
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -20,6 +19,7 @@ from gemctl.launchers import slurm_client
 from gemctl.launchers.request import from_json
 from gemctl.launchers.slurm_agents import SlurmAgents
 from gemctl.launchers.slurm_job import batch_job, shell_word
+from gemctl.run import process
 from gemctl.run.directory import RunDir
 from gemctl.run.durable import create
 from gemctl.run.submission import Job, Submission
@@ -78,7 +78,7 @@ def options(config: Config) -> SlurmConfig:
 def form(app: "AppDef", config: Config, submission: Path) -> str:
     """The batch script."""
     run = submission.parent.parent
-    words = [sys.executable, "-m", "gemctl", "supervise", str(run), "--submission", submission.name]
+    words = process.python("-m", "gemctl", "supervise", str(run), "--submission", submission.name)
     output = str(Submission(submission).output)
     return batch_job(app, options(config), output, " ".join(map(shell_word, words))).script()
 
@@ -100,7 +100,8 @@ def array_form(app: "AppDef", config: Config, submissions: Sequence[Path]) -> st
         "run=${runs[SLURM_ARRAY_TASK_ID]}",
         f'exec >>"$run/submissions/{submissions[0].name}/{Submission(submissions[0]).output.name}" 2>&1',
     ]
-    command = f'{shell_word(sys.executable)} -m gemctl supervise "$run" --submission {submissions[0].name}'
+    supervise = " ".join(map(shell_word, process.python("-m", "gemctl", "supervise")))
+    command = f'{supervise} "$run" --submission {submissions[0].name}'
     job = batch_job(app, options(config), "/dev/null", command, before)
     at_once = options(config).array_at_once
     tasks = f"0-{len(submissions) - 1}" + (f"%{at_once}" if at_once else "")

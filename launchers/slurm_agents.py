@@ -22,6 +22,7 @@ from gemctl.launchers.slurm_nodes import SILENT, Chosen, ask, check_enough, choo
 from gemctl.run.attempt import Attempt
 from gemctl.run.directory import RunDir
 from gemctl.run.files import create_json, read_json
+from gemctl.run.process import python
 from gemctl.run.submission import newest
 
 if TYPE_CHECKING:
@@ -54,8 +55,9 @@ class SlurmAgents:
         _check_name(chosen.hosts[0])
         self._hosts, self._log = chosen.hosts, attempt.logs / "srun.log"
         (role,) = self._request(attempt).roles
+        words = str(attempt.logs / "agent-%t.log")  # `Attempt.agent_output`, from the agent's first word on
         with self._log.open("ab") as output:
-            self._step = slurm_client.start_step(step(role, self._slurm, chosen.hosts), output)
+            self._step = slurm_client.start_step(step(role, self._slurm, chosen.hosts, words), output)
 
     def submit(self, attempt: Attempt) -> None:
         """Tells the agents that all files of `attempt` are there."""
@@ -107,7 +109,8 @@ class SlurmAgents:
         submission = newest(self._run)
         memory = 0 if submission is None else read_json(submission.plan)["fit"]["needs"][0]["needed"]
         gpus = self._config.launcher.ranks_per_node if self._config.cluster.device == "cuda" else 0
-        role.args = ["-m", "gemctl", "doctor", "--node", str(folder), "--memory", str(memory), "--gpus", str(gpus)]
+        doctor = ("doctor", "--node", str(folder), "--memory", str(memory), "--gpus", str(gpus))
+        role.entrypoint, *role.args = python("-m", "gemctl", *doctor)
         return role
 
 

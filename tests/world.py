@@ -75,10 +75,15 @@ def _connect() -> Any:
         ours, theirs = socket.socketpair()
         root = str(Path(__file__).resolve().parent.parent)
         _server = subprocess.Popen(
-            [sys.executable, "-m", "tests.world", str(theirs.fileno())],
+            process.python("-m", "tests.world", str(theirs.fileno())),
             pass_fds=[theirs.fileno()],
             cwd=root,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")])),
+                "OMP_NUM_THREADS": "1",
+                "GLOO_SOCKET_IFNAME": "lo",
+            },
         )
         theirs.close()
         _pipe = mpc.Connection(ours.detach())

@@ -17,6 +17,7 @@ from typing import Any
 
 from gemctl.render.report import Section, rich
 from gemctl.render.units import number, percent
+from gemctl.run.process import python
 
 MAIN = "experiment=synthetic"
 # One name each, so that the two runs are told apart in runs/.
@@ -77,7 +78,7 @@ def sections(value: Ladder) -> list[Section]:
 
 def gemctl(*words: str) -> dict[str, Any]:
     """The JSON of a command, whose progress goes to standard error."""
-    command = [sys.executable, "-m", "gemctl", *words, "--json"]
+    command = python("-m", "gemctl", *words, "--json")
     done = subprocess.run(command, stdout=subprocess.PIPE, encoding="utf-8", errors="replace", check=True)
     found: dict[str, Any] = json.loads(done.stdout)
     return found

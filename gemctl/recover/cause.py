@@ -33,14 +33,14 @@ MEMORY = re.compile(
 )
 NAMED = 8  # hosts or ranks that are named of those that were lost together, or did the same
 GROUPS = 3  # of ranks that did the same
-LINES, LINE_BYTES = 5, 300  # of a rank's output
+LINES, LINE_BYTES = 5, 300  # of a process's output
 INNERMOST = 4  # frames of a thread that decide whether it waits for other ranks
 
 
 @dataclass(frozen=True)
 class Cause:
-    """Why an attempt failed. `host`: the rank's, where the attempt has several; `lines`: the last of its output;
-    `others`: what the other ranks did, or waited for, then.
+    """Why an attempt failed. `host`: the rank's, where the attempt has several; `lines`: the last of its or the
+    agent's output; `others`: what the other ranks did, or waited for, then.
 
     `kind`: signal, exception, policy (one that the user asked for: train.nan=stop), exit, hang, peer (a rank lost
     another one); agent, host, takeover: no rank is to blame.
@@ -87,7 +87,7 @@ def root_cause(
     """
     cause = _first_cause(attempt, ranks, hung_for, agent, node)
     if cause.rank is None:
-        return cause
+        return dataclasses.replace(cause, lines=_last_lines(attempt.agent_output(node)))
     stacks = _stacks(attempt, ranks) if cause.kind == "hang" else {}
     others = [record for record in ranks if record.rank != cause.rank]
     return dataclasses.replace(cause, lines=_last_lines(attempt.rank_output(cause.rank)), others=_doing(others, stacks))
@@ -132,8 +132,8 @@ def lost_hosts(attempt: Attempt, records: Records, lost: dict[int, str]) -> Caus
         agents = [records.agents[0]]
     named = ", ".join([agent.text() for agent in agents[:NAMED]] + ["…"] * (len(agents) > NAMED))
     how = lost.get(agents[0].node, f"no other host reaches it: {next(iter(lost.values()))}")
-    log = str(attempt.agent_output(agents[0].node))
-    return Cause("host", None, None, None, f"lost {named}: {how}", log)
+    log = attempt.agent_output(agents[0].node)
+    return Cause("host", None, None, None, f"lost {named}: {how}", str(log), lines=_last_lines(log))
 
 
 def _own_end(record: RankRecord) -> bool:
@@ -212,7 +212,7 @@ def _stacks(attempt: Attempt, ranks: Sequence[RankRecord]) -> dict[int, list[Thr
 
 
 def _last_lines(output: Path) -> list[str]:
-    """The end of what a rank has printed."""
+    """The end of what a rank or an agent has printed."""
     try:
         with output.open("rb") as file:
             file.seek(max(0, output.stat().st_size - LINES * LINE_BYTES))

@@ -12,13 +12,21 @@ from pathlib import Path
 PR_SET_PDEATHSIG = 1
 
 
+def python(*arguments: str) -> list[str]:
+    """The command line that runs this interpreter with `arguments`. Every Python process of gemctl is started by it.
+
+    -P keeps the current folder off the module path: a `random.py` there would be imported in place of Python's own.
+    """
+    return [sys.executable, "-P", *arguments]
+
+
 def run_module(module: str, *arguments: str, capture: bool = False) -> subprocess.CompletedProcess[str]:
     """Runs `python -m module` in a process that lives no longer than this one, and waits for its end.
 
     It has a session of its own, so a Ctrl-C reaches this process alone, which ends it on the way out.
     """
     return subprocess.run(
-        [sys.executable, "-m", module, *arguments],
+        python("-m", module, *arguments),
         capture_output=capture,
         encoding="utf-8",
         errors="replace",

@@ -68,7 +68,7 @@ def test_no_torch_free_module_reaches_torch_on_the_way_to_a_dry_run() -> None:
     assert (code, torch) == (0, [])
     assert shown["plan"]["topology"]["world_size"] == 4
     (role,) = shown["request"]["roles"]
-    assert role["args"][:2] == ["-m", "gemctl.agent"]
+    assert role["args"][:3] == ["-P", "-m", "gemctl.agent"]
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ def test_as_processes_of_their_own(folder: Path) -> None:
     for number in range(20):
         line = generator.line(edit=number % 2 == 1)
         done = subprocess.run(
-            [sys.executable, "-m", "gemctl", *arguments(line)], capture_output=True, text=True, check=False
+            [sys.executable, "-P", "-m", "gemctl", *arguments(line)], capture_output=True, text=True, check=False
         )
         check(line, done.returncode, done.stderr, generator.schema, seen)
     assert 0 < seen["valid"] < 20

@@ -204,7 +204,7 @@ def test_following_ends_where_nobody_is_left(run: RunDir, monkeypatch: pytest.Mo
 def test_an_interrupt_ends_the_following_and_says_so(run: RunDir) -> None:
     _submitted(run, os.getpid())
     _say(_start(run, 1), 0, "words\n")
-    command = [sys.executable, "-m", "gemctl", "logs", "-f", str(run.path)]
+    command = [sys.executable, "-P", "-m", "gemctl", "logs", "-f", str(run.path)]
     shown = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert shown.stdout is not None
     assert "process" in shown.stdout.readline()
@@ -236,7 +236,7 @@ def test_following_from_another_machine_ends_where_nothing_beats(run: RunDir, mo
 def test_a_reader_that_has_gone_ends_the_writing(run: RunDir) -> None:
     attempt = _start(run, 1)
     _say(attempt, 0, "words and more words\n" * 10_000)
-    command = [sys.executable, "-m", "gemctl", "logs", str(run.path)]
+    command = [sys.executable, "-P", "-m", "gemctl", "logs", str(run.path)]
     shown = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert shown.stdout is not None and shown.stderr is not None
     assert b"process" in shown.stdout.readline()

@@ -32,6 +32,7 @@ def test_child_does_not_outlive_its_command(
 ) -> None:
     (tmp_path / "sleeper.py").write_text(SLEEPER)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     command = os.fork()
     if command == 0:
         for taken in (signal.SIGTERM, signal.SIGINT):
@@ -52,7 +53,7 @@ def test_child_does_not_outlive_its_command(
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_interrupted_writing_leaves_nothing_half_done(number: signal.Signals, tmp_path: Path) -> None:
     words = ["data", "synth", str(tmp_path), "--rows", "2000000"]
-    command = subprocess.Popen([sys.executable, "-m", "gemctl", *words], stderr=subprocess.PIPE, text=True)
+    command = subprocess.Popen([sys.executable, "-P", "-m", "gemctl", *words], stderr=subprocess.PIPE, text=True)
     assert _appears(tmp_path / ".train.parquet.partial")
     command.send_signal(number)
     _, errors = command.communicate(timeout=20)
@@ -64,7 +65,7 @@ def test_interrupted_writing_leaves_nothing_half_done(number: signal.Signals, tm
 def test_interrupt_during_the_imports_is_one_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "argparse.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGTERM)\n")
     done = subprocess.run(
-        [sys.executable, "-m", "gemctl", "--help"],
+        [sys.executable, "-P", "-m", "gemctl", "--help"],
         capture_output=True,
         text=True,
         check=False,

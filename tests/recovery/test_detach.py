@@ -17,7 +17,7 @@ from gemctl.run.files import read_log
 from gemctl.run.submission import newest
 from tests.recovery.test_launch import SMALL
 
-GEMCTL = [sys.executable, "-m", "gemctl"]
+GEMCTL = [sys.executable, "-P", "-m", "gemctl"]
 TWO = [*SMALL, "launcher.ranks_per_node=2", "topology.dp_replicate=1"]
 
 

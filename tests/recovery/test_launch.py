@@ -1,4 +1,6 @@
-"""The real thing, from the command line: Ctrl-C saves and says how to go on; a rank killed in a save is named."""
+"""The real thing, from the command line: Ctrl-C saves and says how to go on, whatever lies in the current folder; a
+rank killed in a save is named.
+"""
 
 import os
 import signal
@@ -15,6 +17,7 @@ from gemctl.run.attempt import Attempt
 from gemctl.run.directory import RunDir
 from gemctl.run.files import read_log
 from gemctl.run.manifest import newest_verified
+from tests import hostile
 
 SMALL = [
     "data.synthetic.users=50",
@@ -27,7 +30,7 @@ SMALL = [
 
 
 def _start(folder: Path, *arguments: str, inject: str = "") -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "gemctl", *arguments]
+    command = [sys.executable, "-P", "-m", "gemctl", *arguments]
     environment = {**os.environ, "GEMCTL_INJECT": inject}
     pipe = subprocess.PIPE
     return subprocess.Popen(command, cwd=folder, env=environment, stdout=pipe, stderr=pipe, text=True)
@@ -45,6 +48,7 @@ def _pids(attempt: Attempt) -> list[int]:
 
 
 def test_interrupt_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
+    hostile.plant(tmp_path)
     train = _start(tmp_path, "train", *SMALL, "train.steps=100000")
     _wait_for(lambda: any(line["stage"] == "step" for line in _rank_lines(tmp_path)))
     train.send_signal(signal.SIGINT)
@@ -56,6 +60,7 @@ def test_interrupt_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
     checkpoint, refused = newest_verified(run)
     assert checkpoint is not None
     assert (refused, checkpoint.step >= 1) == ([], True)
+    assert hostile.ran(tmp_path) == []
 
 
 @pytest.mark.slow

@@ -39,7 +39,7 @@ def _gemctl(folder: Path, *command: str, inject: str = "") -> float:
     start = time.time()
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "GEMCTL_INJECT": inject}
     done = subprocess.run(
-        [sys.executable, "-m", "gemctl", *command, "--json"],
+        [sys.executable, "-P", "-m", "gemctl", *command, "--json"],
         cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

@@ -25,7 +25,7 @@ SMALL = [
 def gemctl(folder: Path, *arguments: str, code: int = 0, inject: str = "") -> str:
     """Runs the command line in `folder`; returns its stdout."""
     done = subprocess.run(
-        [sys.executable, "-m", "gemctl", *arguments],
+        [sys.executable, "-P", "-m", "gemctl", *arguments],
         cwd=folder,
         env={**os.environ, "GEMCTL_INJECT": inject},
         capture_output=True,

@@ -28,7 +28,7 @@ def _run(folder: Path, *command: str) -> tuple[float, str]:
 
 
 def _gemctl(folder: Path) -> float:
-    start, _ = _run(folder, sys.executable, "-m", "gemctl", "train", *JOB, "--json")
+    start, _ = _run(folder, sys.executable, "-P", "-m", "gemctl", "train", *JOB, "--json")
     run = max((folder / "runs" / "synthetic").iterdir(), key=lambda path: path.stat().st_mtime)
     lines = read_log(run / "attempts" / "1" / "ranks" / "0.jsonl")
     return float(next(line["time"] for line in lines if line["stage"] == "data" and line["step"] == 1)) - start
@@ -46,6 +46,7 @@ def test_first_step_comes_sooner_than_under_torchrun(tmp_path: Path) -> None:
     _run(
         tmp_path,
         sys.executable,
+        "-P",
         "-m",
         "gemctl",
         "data",
@@ -56,7 +57,7 @@ def test_first_step_comes_sooner_than_under_torchrun(tmp_path: Path) -> None:
         "--eval-rows",
         "1000",
     )
-    _run(tmp_path, sys.executable, "-m", "gemctl", "config", "export", *JOB, "-o", "config.yaml")
+    _run(tmp_path, sys.executable, "-P", "-m", "gemctl", "config", "export", *JOB, "-o", "config.yaml")
     turns = [(_gemctl(tmp_path), _bare(tmp_path)) for _ in range(TURNS)]
     ours, bare = (statistics.median(times) for times in zip(*turns, strict=True))
     print(f"first step after {ours:.2f} s, under torchrun {bare:.2f} s: ratio {ours / bare:.2f}")  # noqa: T201

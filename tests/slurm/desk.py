@@ -37,7 +37,7 @@ BEGUN = 240.0  # seconds for a job's ranks to be at work
 WAIT = 240.0  # seconds for what else a job does; only a test that fails waits for so long
 STEPS = 40  # of a run that is compared with an undisturbed one
 Saved = tuple[int, dict[str, str | None]]  # step of a checkpoint; object → hash of its content
-GEMCTL = (sys.executable, "-m", "gemctl")
+GEMCTL = (sys.executable, "-P", "-m", "gemctl")
 
 
 @dataclass(frozen=True)

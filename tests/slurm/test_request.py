@@ -92,7 +92,7 @@ export NCCL_IB_HCA=mlx5_0,mlx5_1
 export NCCL_DEBUG=WARN
 export NOTE='two words'
 module load cuda/13
-exec PYTHON -m gemctl supervise /scratch/runs/gem/7 --submission 2
+exec PYTHON -P -m gemctl supervise /scratch/runs/gem/7 --submission 2
 """
 STEP = [
     "srun", "--nodes=3", "--ntasks=3", "--ntasks-per-node=1", "--overlap", "--mem=0", "--no-kill",
@@ -100,7 +100,7 @@ STEP = [
     "--nodelist=n1,n2,n4", "--cpus-per-task=48", "--cpu-bind=cores", "--mem-bind=local",
     "--container-image=/images/gemctl.sqsh", "--container-mounts=/scratch:/scratch,/data:/data:ro",
     "--container-workdir=/scratch", "bash", "-c",
-    'export GEMCTL_TOPOLOGY_ADDRESS="${SLURM_TOPOLOGY_ADDR:-}"; exec PYTHON -m gemctl.agent /scratch/runs/gem/7 '
+    'export GEMCTL_TOPOLOGY_ADDRESS="${SLURM_TOPOLOGY_ADDR:-}"; exec PYTHON -P -m gemctl.agent /scratch/runs/gem/7 '
     '--attempt 5 --node "$SLURM_PROCID"',
 ]  # fmt: skip
 
@@ -305,7 +305,7 @@ def test_sweep_is_one_array_with_a_run_for_each_task() -> None:
     assert script.endswith(
         "runs=(\n  /scratch/runs/gem/7\n  '/r/b c'\n)\nrun=${runs[SLURM_ARRAY_TASK_ID]}\n"
         'exec >>"$run/submissions/1/supervisor.log" 2>&1\n'
-        f'exec {sys.executable} -m gemctl supervise "$run" --submission 1\n'
+        f'exec {sys.executable} -P -m gemctl supervise "$run" --submission 1\n'
     )
 
 
