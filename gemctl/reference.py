@@ -262,7 +262,34 @@ sequences:
 labels:
   - {name: clicked}
 timestamp: time
-```"""
+```
+
+### What a column may be
+
+Types that say the same thing are read the same, and may differ from file to file: integers of any width and sign and
+decimals without a fraction; `float16`, `float32`, `float64` and decimals with one; `string`, `large_string` and
+`string_view`; every sort of list, of fixed size or not; and the values of a dictionary. A column of Arrow's `null` type
+is one whose values are all missing. Anything else is refused before a run starts, with file and column.
+
+| role | types | what they mean | a null |
+| --- | --- | --- | --- |
+| id, table with `ids: vocab` | integers | 0 … rows−2 are rows; every other one is unknown | unknown |
+| id, table with `ids: hash` | integers or strings | hashed as 64 bits (modulo 2⁶⁴), or as UTF-8 bytes | unknown |
+| `multi`, and `ids` of a sequence | lists of those | a null list is empty | unknown |
+| `dense`, and `floats` of a sequence | numbers, booleans | float32; NaN is missing, infinity refused | 0 |
+| label | numbers, booleans | 0 or 1, anything else is refused; NaN is missing | does not count |
+| `mask` | numbers, booleans | 0 and NaN: the label does not count | does not count |
+| `weight` | numbers, booleans | finite in float32 and ≥ 0, else refused | refused |
+| `domain` | integers | 0 … count−1, else refused | refused |
+| `true_probability` | numbers, booleans | 0 … 1, else refused; NaN is unknown | unknown |
+| `timestamp`, `timestamps` | timestamps, dates, numbers | below | refused where there are events |
+
+Ages are row time − event time: seconds between timestamps of any unit, to the nanosecond, and between dates, which
+begin at midnight; in the data's own unit between numbers, integers exactly (those of int64's range) and floats as
+float64. All row and event times of a run must be of one sort, in every sequence and file, for training and evaluation:
+timestamps with a time zone (whatever zone), timestamps without one (which Parquet's INT96 are, too), dates, or numbers.
+Which zone is meant where none is given, or which unit a number has beside timestamps, nobody can tell: such data are
+refused. So are integers and strings in columns of one hashed table: 7 and "7" have different rows."""
 
 
 def _feature_spec() -> Iterator[str]:

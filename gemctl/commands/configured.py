@@ -80,7 +80,8 @@ def make_data(data: "DataConfig") -> None:
 
 def check_data(data: "DataConfig") -> None:
     """Opens the data that a run would read, and says which files lie there that it would not. Raises InputError for
-    what is missing or does not fit the feature spec."""
+    what is missing or does not fit the feature spec, and where ids or times are of other kinds here than there."""
+    from gemctl.data.columns import disagreements
     from gemctl.data.files import shown
     from gemctl.data.parquet import ParquetSource
     from gemctl.data.synthetic import absent
@@ -89,7 +90,7 @@ def check_data(data: "DataConfig") -> None:
     if absent(data):
         return
     spec = feature_spec.load(data.spec)
-    problems = []
+    problems, columns = [], []
     for key, url in {"data.train": data.train, "data.eval": data.eval}.items():
         if url is None:
             continue
@@ -97,8 +98,10 @@ def check_data(data: "DataConfig") -> None:
             source = ParquetSource(url, spec, histories=data.histories == "keep")
             source.close()
             problems += [] if source.row_count else [f"{key}={shown(url)}: no rows"]
+            columns += source.columns
         except InputError as error:
             problems += error.problems
+    problems += disagreements(columns)
     if problems:
         raise InputError(problems)
     note_ignored(data)

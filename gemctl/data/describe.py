@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types as pt
 
-from gemctl.data.parquet import is_list, read_group, repeated
+from gemctl.data.columns import is_list, repeated
+from gemctl.data.parquet import read_group
 from gemctl.errors import InputError
 
 SAMPLE_ROWS = 50_000

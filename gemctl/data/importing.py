@@ -92,8 +92,8 @@ def import_recbole(source: str | Path, out: str | Path, *, labels: Iterable[str]
 
 
 def _whole(time: np.ndarray) -> np.ndarray:
-    """int64 where all times are whole numbers."""
-    return time.astype(np.int64) if (time == np.floor(time)).all() else time
+    """int64 where all times are whole numbers that it holds."""
+    return time.astype(np.int64) if ((time == np.floor(time)) & (np.abs(time) < 2.0**63)).all() else time
 
 
 def _cuts(time: np.ndarray) -> list[int]:
@@ -279,7 +279,7 @@ def _table(plan: _Plan, histories: Histories, rows: slice) -> Any:
 
 
 def _list_array(jagged: JaggedRows) -> Any:
-    return pa.ListArray.from_arrays(pa.array(jagged.offsets.astype(np.int32)), pa.array(jagged.values[""]))
+    return pa.LargeListArray.from_arrays(pa.array(jagged.offsets), pa.array(jagged.values[""]))
 
 
 def _spec_lines(plan: _Plan, name: str, tables: dict[str, int], longest: int) -> Iterator[str]:

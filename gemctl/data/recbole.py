@@ -59,6 +59,8 @@ def read(source: str | Path) -> RawLog:
         for name in (user, item, time)
         if inter.columns[name].null_count
     ]
+    if odd := np.count_nonzero(~np.isfinite(inter.columns[time].drop_null().to_numpy(zero_copy_only=False))):
+        problems.append(f"{inter_path}: column {time!r}: {odd} times are not finite numbers")
     users, items = (_side_file(inter_path, suffix) for suffix in (".user", ".item"))
     for side in (users, items):
         if side is not None and len(pc.unique(side.columns[side.key])) < len(side.columns[side.key]):

@@ -6,7 +6,6 @@ valued feature as one id: the plan then says that it assumed so.
     gemctl plan experiment=main        # shows the mean lengths and where they come from
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,12 +54,11 @@ def _from_footers(url: DataPath, spec: FeatureSpec) -> DataFacts | None:
     rows = sum(group.num_rows for group in groups)
     if rows == 0:
         return None
-    columns = _positions(footers[0])
 
     def mean(column: str) -> float:
         # An empty list counts as one value in a footer, so this bounds the mean from above.
-        where = columns.get(column)
-        return 1.0 if where is None else sum(group.column(where).num_values for group in groups) / rows
+        counts = [_values(footer, column) for footer in footers]
+        return 1.0 if None in counts else sum(filter(None, counts)) / rows
 
     events = {s.name: min(mean(s.timestamps), float(s.max_length)) for s in spec.sequences}
     ids = {feature.name: mean(feature.column or feature.name) for feature in spec.categorical if feature.multi}
@@ -78,10 +76,17 @@ def _footers(url: DataPath) -> tuple[list[Any], float]:
     return read, len(chosen) / len(files)
 
 
-def _positions(footer: Any) -> dict[str, int]:
-    """Leaf index by top-level column (a list's leaf is "name.list.element")."""
-    leaves: Iterable[str] = (footer.schema.column(number).path for number in range(footer.num_columns))
-    found: dict[str, int] = {}
-    for number, path in enumerate(leaves):
-        found.setdefault(path.split(".")[0], number)
-    return found
+def _values(footer: Any, column: str) -> int | None:
+    """Values in a column, those of a list one by one; None where there is no such column."""
+    position = 0
+    for field in footer.schema.to_arrow_schema():  # a leaf's path does not tell: names may have dots
+        if field.name == column:
+            groups = (footer.row_group(number) for number in range(footer.num_row_groups))
+            return sum(group.column(position).num_values for group in groups)
+        position += _leaves(field.type)
+    return None
+
+
+def _leaves(type_: Any) -> int:
+    """Parquet columns that a column of this Arrow type is stored in."""
+    return sum(_leaves(type_.field(index).type) for index in range(type_.num_fields)) or 1

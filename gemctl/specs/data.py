@@ -19,8 +19,8 @@ class TableSpec:
     """One embedding table of `rows` rows.
 
     `ids: vocab`: integers; 0 … rows−2 are rows; every other id is unknown, shares the last row and is counted.
-    `ids: hash`: integers or strings; an id's row is its 64-bit hash modulo rows−1; a missing id (null) takes the
-    last row and is counted.
+    `ids: hash`: integers or strings, of one kind in all of the table's columns; an id's row is its 64-bit hash modulo
+    rows−1; a missing id (null) takes the last row and is counted.
     """
 
     __pydantic_config__ = FORBID
@@ -67,14 +67,14 @@ class SequenceSpec:
     __pydantic_config__ = FORBID
     name: str
     ids: list[EventIdSpec]
-    timestamps: str  # list column; same unit as the spec's `timestamp`
+    timestamps: str  # list column; the same clock as the spec's `timestamp`
     floats: list[DenseSpec] = field(default_factory=list)
     max_length: Annotated[int, Field(ge=1)] = 10_000
 
 
 @dataclass(frozen=True)
 class LabelSpec:
-    """A 0/1 label of one task. Rows whose `mask` column is 0 (or whose label is null) do not count for it."""
+    """A 0/1 label of one task. Rows whose `mask` column is 0 or null, or whose label is null, do not count for it."""
 
     __pydantic_config__ = FORBID
     name: str

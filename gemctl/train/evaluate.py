@@ -25,8 +25,10 @@ from gemctl import paths
 from gemctl.checkpoint.load import load
 from gemctl.cluster.host import this_host
 from gemctl.config.compose import from_yaml
-from gemctl.config.schema import Config, LauncherConfig, TopologyConfig
+from gemctl.config.schema import Config, DataConfig, LauncherConfig, TopologyConfig
 from gemctl.data.batch import Batch
+from gemctl.data.columns import disagreements
+from gemctl.data.files import DataPath
 from gemctl.data.loader import eval_batches, open_source
 from gemctl.errors import GemctlError, InputError
 from gemctl.mesh.topology import resolve
@@ -49,7 +51,7 @@ class Evaluator:
     def __init__(self, config: Config, checkpoint: Path, data: list[str]) -> None:
         self.config = config
         self.spec = feature_spec.load(config.data.spec)
-        open_source(data, config.data, self.spec).close()  # what is wrong with the rows shows before the slow part
+        _check_rows(data, config.data, self.spec)  # what is wrong with the rows shows before the slow part
         self._data = replace(config.data, eval=data)
         cuda = config.cluster.device == "cuda" and torch.cuda.is_available()
         self.device = torch.device("cuda", 0) if cuda else torch.device("cpu")
@@ -66,6 +68,19 @@ class Evaluator:
         rows = self.config.train.global_batch
         for batch in eval_batches(self._data, self.spec, global_batch=rows, rank=0, world=1):
             yield batch, self.model.predict(batch.to(self.device), max(1, len(batch))).cpu()
+
+
+def _check_rows(url: DataPath, data: DataConfig, spec: FeatureSpec) -> None:
+    """InputError for rows that can't be read, or whose ids or times are of other kinds than those trained on."""
+    scored = open_source(url, data, spec)
+    scored.close()
+    try:
+        trained = open_source(data.train, data, spec)
+    except InputError:
+        return  # they may be gone by now: the baseline says so
+    trained.close()
+    if problems := disagreements([*trained.columns, *scored.columns]):
+        raise InputError(problems)
 
 
 def evaluate(run: RunDir, checkpoint: Path, data: list[str], out: Path | None) -> dict[str, Any]:

@@ -148,6 +148,8 @@ def test_labels_can_be_chosen(tmp_path: Path) -> None:
         ("rating:float", "user_id:float", "tiny.inter:1: column 'user_id' is there twice"),
         ("u0\t", "u0\tmore\t", "tiny.inter: CSV parse error"),
         ("u0\t", "\t", "tiny.inter: column 'user_id': 1 empty cells"),
+        ("\t1001\n", "\tinf\n", "tiny.inter: column 'timestamp': 1 times are not finite numbers"),
+        ("\t1001\n", "\tnan\n", "tiny.inter: column 'timestamp': 1 times are not finite numbers"),
     ],
 )
 def test_broken_files_are_named(tmp_path: Path, old: str, new: str, expected: str) -> None:
@@ -157,6 +159,13 @@ def test_broken_files_are_named(tmp_path: Path, old: str, new: str, expected: st
         import_recbole(path, tmp_path / "out")
     assert len(error.value.problems) == 1
     assert expected in error.value.problems[0]
+
+
+def test_times_beyond_integers_stay_floats(tmp_path: Path) -> None:
+    path = write_log(tmp_path / "raw") / "tiny.inter"
+    path.write_text(path.read_text().replace("\t1001\n", "\t-1e19\n", 1))
+    import_recbole(path, tmp_path / "out")
+    assert pq.read_table(tmp_path / "out/train.parquet")["time"][0].as_py() == -1e19
 
 
 def test_wrong_labels_are_named_all_at_once(tmp_path: Path) -> None:

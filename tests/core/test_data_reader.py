@@ -265,7 +265,7 @@ def test_a_row_with_events_needs_a_time(tmp_path: Path) -> None:
     rows = columns()
     set_events(2)(rows)
     rows["time"][2] = None
-    with pytest.raises(InputError, match="row 2: a row with events but without a time"):
+    with pytest.raises(InputError, match="row 2: time: a row with events but without a time"):
         ParquetSource(str(write(tmp_path / "bad.parquet", rows)), spec()).read(np.arange(9))
 
 
@@ -282,7 +282,8 @@ def test_wrong_columns_are_named_all_at_once_when_opened(tmp_path: Path) -> None
         f"{path}: column 'item' is string, needed is integers, as categorical 'item'",
         f"{path}: column 'h_dwell' is double, needed is lists of numbers, as sequence 'clicks'",
         f"{path}: no column 'weight', needed as weight (nearest: weigth)",
-        f"{path}: column 'h_time' holds int64, column 'time' timestamp[us]: they must have one unit",
+        f"{path}: column 'h_time' is list<element: int64>, but column 'time' is timestamp[us]: row and event times "
+        "must be all timestamps with a time zone, all timestamps without one, all dates, or all numbers of one unit",
     ]
 
 

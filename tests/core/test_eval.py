@@ -199,6 +199,11 @@ def test_wrong_input_is_named_by_the_command(
         run_command(monkeypatch, str(run.path), "--checkpoint", "7")
     with pytest.raises(InputError, match=r"missing\.parquet"):
         run_command(monkeypatch, str(run.path), "--data", str(tmp_path / "missing.parquet"))
+    write_rows(other := tmp_path / "other.parquet", 9, 5)
+    pq.write_table(pq.read_table(other).set_column(2, "tags", pa.array([[1]] * 9)), other)
+    with pytest.raises(InputError, match=r"column 'tags' is list<element: int64>, but column 'tags' of"):
+        run_command(monkeypatch, str(run.path), "--data", str(other))
+    other.unlink()
     monkeypatch.setattr("gemctl.run.process.run_module", None)  # what follows never gets to the scoring
     for out in (str(tmp_path / "no" / "folder.parquet"), str(tmp_path), "", "/dev/null", str(tmp_path / ("n" * 300))):
         with pytest.raises(InputError, match="cannot be written"):

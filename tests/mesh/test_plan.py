@@ -219,6 +219,19 @@ def test_mean_lengths_come_from_the_footers(tmp_path: Path) -> None:
     assert data_facts(dataclasses.replace(data, histories="empty"), SPEC).mean_events == {"history": 0.0}
 
 
+def test_mean_lengths_do_not_depend_on_the_order_of_columns(tmp_path: Path) -> None:
+    columns = {
+        "history_time.raw": [[1]] * 2,
+        "user": [{"a": 1, "b": [1, 2]}] * 2,
+        "history_time": [[1] * 5] * 2,
+        "tags": [[1, 2]] * 2,
+    }
+    pq.write_table(pa.table(columns), tmp_path / "0.parquet")
+    pq.write_table(pa.table(columns).select(["tags", "history_time"]), tmp_path / "1.parquet")
+    facts = data_facts(DataConfig(spec="unused", train=str(tmp_path)), SPEC)
+    assert (facts.mean_events, facts.mean_ids) == ({"history": 5.0}, {"tags": 2.0})
+
+
 def test_absent_data_is_assumed_and_said(tmp_path: Path) -> None:
     data = DataConfig(spec="unused", train=str(tmp_path / "none"), synthetic=SyntheticConfig(rows=50_000))
     facts = data_facts(data, SPEC)
