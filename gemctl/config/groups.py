@@ -86,6 +86,10 @@ def _check(folder: Path) -> None:
     taken = [file for file in own if (BUILT_IN / file.relative_to(folder)).exists()]
     if taken:
         raise InputError([f"{file}: this is the name of a built-in choice: rename it" for file in taken])
+    # Hydra, which reads these files too, expands whatever they hold.
+    oversized = [file for file in (read(str(path)) for path in sorted(folder.rglob("*.yaml"))) if file.oversized]
+    if oversized:
+        raise InputError([problem for file in oversized for problem in file.problems])
 
 
 @functools.cache

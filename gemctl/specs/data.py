@@ -9,9 +9,9 @@ A table that any event sequence uses is looked up unpooled ("sequence"), every o
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
-FORBID = ConfigDict(extra="forbid")
+from gemctl.specs.limits import FORBID, INT64_MAX, Positive
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class TableSpec:
 
     __pydantic_config__ = FORBID
     name: str
-    rows: Annotated[int, Field(ge=2)]
+    rows: Annotated[int, Field(ge=2, le=INT64_MAX)]
     ids: Literal["vocab", "hash"] = "vocab"
 
 
@@ -69,7 +69,7 @@ class SequenceSpec:
     ids: list[EventIdSpec]
     timestamps: str  # list column; the same clock as the spec's `timestamp`
     floats: list[DenseSpec] = field(default_factory=list)
-    max_length: Annotated[int, Field(ge=1)] = 10_000
+    max_length: Positive = 10_000
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class DomainSpec:
 
     __pydantic_config__ = FORBID
     column: str
-    count: Annotated[int, Field(ge=1)]
+    count: Positive
 
 
 @dataclass(frozen=True)

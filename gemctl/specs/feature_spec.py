@@ -18,7 +18,7 @@ from typing import Any
 from gemctl.errors import InputError
 from gemctl.specs import yaml_file
 from gemctl.specs.data import FeatureSpec, LabelSpec
-from gemctl.specs.json_schema import Node, find, inlined, wrong
+from gemctl.specs.json_schema import Node, find, inlined, shown, wrong
 from gemctl.specs.yaml_file import KeyPath, YamlFile, dotted
 
 Named = list[tuple[KeyPath, str]]
@@ -53,7 +53,7 @@ def parse(text: str, source: str) -> FeatureSpec:
     if not isinstance(file.data, dict) or not file.data:
         raise InputError(f"{source}:1: a feature spec is a mapping of keys (name, tables, labels, …)")
     if file.data.get("format", 1) != 1:
-        raise InputError(f"{file.at(('format',))}: format {file.data['format']!r}: this gemctl reads format 1")
+        raise InputError(f"{file.at(('format',))}: format {shown(file.data['format'])}: this gemctl reads format 1")
     spec, problems = _validate(file)
     if spec is not None:
         problems += [f"{file.at(path)}: {text}" for path, text in _cross_checks(spec)]
@@ -63,11 +63,9 @@ def parse(text: str, source: str) -> FeatureSpec:
 
 
 def scalar(text: str) -> str:
-    """`text` as YAML reads back as this very string: plain where that is safe, else in double quotes."""
-    import yaml
-
-    plain = text.replace("_", "").replace("-", "").isalnum() and yaml.safe_load(text) == text
-    return text if plain else json.dumps(text, ensure_ascii=False)
+    """`text` as `parse` reads it back as this very string: plain where that is safe, else in double quotes."""
+    plain = text.replace("_", "").replace("-", "").isalnum() and yaml_file.parse(text, "").data == text
+    return text if plain else yaml_file.quoted(text)
 
 
 def _read(source: str) -> str:
@@ -76,7 +74,7 @@ def _read(source: str) -> str:
     path = str(OWN / source.removeprefix(OWN_PREFIX)) if source.startswith(OWN_PREFIX) else source
     try:
         with fsspec.open(path, "rt", encoding="utf-8") as file:
-            return str(file.read())
+            return str(file.read(yaml_file.MOST_CHARACTERS + 1))
     except FileNotFoundError as error:
         made = "`gemctl data import` and `gemctl data spec` write one"
         raise InputError(f"{source}: the feature spec can't be read: no such file; {made}") from error
@@ -159,9 +157,9 @@ def _unique(kind: str, named: Named) -> Iterable[tuple[KeyPath, str]]:
         if not name:
             yield path, f"{dotted(path)}.name: empty"
         elif "." in name or "/" in name:
-            yield path, f"{dotted(path)}.name: {name!r}: '.' and '/' are not allowed in names"
+            yield path, f"{dotted(path)}.name: {name!r:.100}: '.' and '/' are not allowed in names"
         elif count[name] > 1 and name in seen:
-            yield path, f"{dotted(path)}.name: {name!r}: a {kind} of this name exists already"
+            yield path, f"{dotted(path)}.name: {name!r:.100}: a {kind} of this name exists already"
         seen.add(name)
 
 

@@ -11,6 +11,7 @@ from gemctl.specs.limits import INT64_MAX
 from gemctl.specs.yaml_file import KeyPath
 
 Node = dict[str, Any]
+MOST_SHOWN = 200  # characters of a value in a message
 
 
 def inlined(schema: Node) -> Node:
@@ -90,9 +91,17 @@ def choices(node: Node) -> list[str]:
 def wrong(node: Node, value: Any) -> str:
     """What is said of a value that `node` does not take."""
     if isinstance(value, int) and value > INT64_MAX:
-        return f"must be {describe(node)} below 2^63, not {value}"
+        return f"must be {describe(node)} below 2^63, not {shown(value)}"
     reason = node.get("refused", {}).get(value) if isinstance(value, str) else None
-    return f"must be {describe(node)}, not {json.dumps(value, ensure_ascii=False)}" + (f": {reason}" if reason else "")
+    return f"must be {describe(node)}, not {shown(value)}" + (f": {reason}" if reason else "")
+
+
+def shown(value: Any) -> str:
+    """A value in a message: as JSON has it, cut where it is long."""
+    if isinstance(value, int) and value.bit_length() > 1023:
+        return f"a number of {value.bit_length():,} bits"  # Python refuses to write the largest
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}… ({len(text):,} characters)"
 
 
 def describe(node: Node) -> str:

@@ -1,6 +1,8 @@
 """YAML as plain JSON-like data with the line of every key, and all that is wrong with it at once.
 
-The dialect is Hydra's: YAML 1.1 without dates, where 1e-3 is a number. Keys are strings, and no key comes twice.
+The dialect is Hydra's: YAML 1.1 without dates, where 1e-3 is a number. Keys are strings, and no key comes twice. What
+would take a machine's memory or stack (aliases of aliases, deep nesting, numbers of a million digits) is refused before
+it is expanded.
 """
 
 import re
@@ -22,6 +24,11 @@ _FLOAT = re.compile(
 
 
 PLAIN_TAGS = {"tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"}
+NUMBER_TAGS = {"tag:yaml.org,2002:int", "tag:yaml.org,2002:float"}
+MERGE_TAG = "tag:yaml.org,2002:merge"
+MOST_CHARACTERS, MOST_VALUES, MOST_DEPTH, MOST_DIGITS = 1 << 24, 500_000, 64, 308
+"""Of a file: its text, the values in it with every alias counted in full, the mappings and lists inside each other, and
+the digits of a number (as many as those of the largest float64)."""
 
 
 class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # libyaml's, where it is built in
@@ -50,6 +57,7 @@ class YamlFile:
     lines: dict[KeyPath, int] = field(default_factory=lambda: {(): 1})
     problems: list[str] = field(default_factory=list)
     broken: set[KeyPath] = field(default_factory=set)  # places that `problems` tell of; (): the text is no YAML
+    oversized: bool = False  # beyond a limit above: no other parser should be given it
 
     def at(self, path: KeyPath) -> str:
         """`file:line` of `path`, or of its nearest ancestor in the file."""
@@ -61,7 +69,8 @@ class YamlFile:
 def read(path: str) -> YamlFile:
     """Parses a local file. Raises InputError if it cannot be read."""
     try:
-        return parse(Path(path).read_text(encoding="utf-8"), path)
+        with Path(path).open(encoding="utf-8") as file:
+            return parse(file.read(MOST_CHARACTERS + 1), path)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise InputError(f"{path}: cannot be read: {reason}") from error
@@ -71,21 +80,60 @@ def parse(text: str, source: str) -> YamlFile:
     """Parses `text`; `source` names it in problems. Never raises on bad YAML: see `problems`."""
     file = YamlFile(source)
     try:
+        if len(text) > MOST_CHARACTERS:
+            raise _Oversized(1, f"more than {MOST_CHARACTERS:,} characters")
+        _check_depth(text)
         loader = Loader(text)
         root = loader.get_single_node()
         file.data = {} if root is None else _Walk(loader, file).value(root, ())
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: !!int x
+    except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
         line = mark.line + 1 if mark else text.count("\n") + 1
         what = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
         file.problems.append(f"{source}:{line}: not YAML: {what}")
         file.broken.add(())
+    except _Oversized as error:
+        file.data, file.oversized = None, True
+        file.problems = [f"{source}:{error.line}: refused: {error}"]
+        file.broken.add(())
     return file
+
+
+class _Oversized(Exception):
+    """The file is beyond a limit, which shows first in `line`."""
+
+    def __init__(self, line: int, text: str) -> None:
+        super().__init__(text)
+        self.line = line
+
+
+def _check_depth(text: str) -> None:
+    """Reads the events alone, as composing nodes is recursive."""
+    depth = 0
+    for event in yaml.parse(text, Loader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MOST_DEPTH:
+            line = event.start_mark.line + 1 if event.start_mark else 1
+            raise _Oversized(line, f"more than {MOST_DEPTH} lists and mappings inside each other")
 
 
 def dump(data: Any) -> str:
     """`data` as YAML in block style, keys in their order."""
     return yaml.dump(data, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=120)
+
+
+def quoted(text: str) -> str:
+    """`text` in double quotes, on one line, as YAML reads it back."""
+    return '"' + "".join(map(_escaped, text)) + '"'
+
+
+def _escaped(char: str) -> str:
+    if char in '"\\':
+        return f"\\{char}"
+    if char.isprintable():
+        return char
+    code = ord(char)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 class _Walk:
@@ -94,13 +142,15 @@ class _Walk:
     def __init__(self, loader: Loader, file: YamlFile) -> None:
         self.loader, self.file = loader, file
         self.open: set[int] = set()  # nodes being built: an alias to one of them is a loop
+        self.merged: dict[int, list[tuple[Any, Any]]] = {}  # of a mapping, its own entries over those merged into it
+        self.values = 0
 
     def value(self, node: Any, path: KeyPath) -> Any:
+        self.values += 1
+        if self.values > MOST_VALUES:
+            raise _Oversized(node.start_mark.line + 1, f"more than {MOST_VALUES:,} values, aliases counted in full")
         if isinstance(node, yaml.ScalarNode):
-            value = self.loader.construct_object(node)
-            if not isinstance(value, (str, int, float, bool, type(None))):
-                self._problem(node, path, f"a {type(value).__name__} is no plain value")
-            return value
+            return self._scalar(node, path)
         if id(node) in self.open:
             self._problem(node, path, "holds itself")
             return None
@@ -111,32 +161,68 @@ class _Walk:
         self.open.discard(id(node))
         return built
 
+    def _scalar(self, node: Any, path: KeyPath) -> Any:
+        if node.tag in NUMBER_TAGS and len(node.value) > MOST_DIGITS:
+            self._problem(node, path, f"a number of {len(node.value):,} digits")
+            return None
+        try:
+            value = self.loader.construct_object(node)
+        except (ValueError, KeyError, OverflowError):  # !!int x, !!bool x
+            self._problem(node, path, f"{node.value!r:.80} is no {node.tag.rsplit(':', 1)[-1]}")
+            return None
+        if not isinstance(value, (str, int, float, bool, type(None))):
+            self._problem(node, path, f"a {type(value).__name__} is no plain value")
+        return value
+
     def _sequence(self, node: Any, path: KeyPath) -> list[Any]:
         for index, item in enumerate(node.value):
             self.file.lines[(*path, index)] = item.start_mark.line + 1
         return [self.value(item, (*path, index)) for index, item in enumerate(node.value)]
 
     def _mapping(self, node: Any, path: KeyPath) -> dict[str, Any]:
-        own = [(key, value) for key, value in node.value if key.tag != "tag:yaml.org,2002:merge"]
         seen: dict[str, int] = {}
-        for key, _ in own:
-            line = key.start_mark.line + 1
-            if key.value in seen:
-                self._problem(key, (*path, str(key.value)), f"given twice, first in line {seen[key.value]}")
+        for key, _ in node.value:
+            if key.tag == MERGE_TAG:
+                continue
+            line, name = key.start_mark.line + 1, _name(key)
+            if name in seen:
+                self._problem(key, (*path, name), f"given twice, first in line {seen[name]}")
             elif key.tag != "tag:yaml.org,2002:str":
-                self._problem(key, (*path, str(key.value)), "a key must be a string: quote it")
-            seen.setdefault(str(key.value), line)
-        self.loader.flatten_mapping(node)  # `<<: *anchor`; what is merged comes first
+                self._problem(key, (*path, name), "a key must be a string: quote it")
+            seen.setdefault(name, line)
         built: dict[str, Any] = {}
-        for key, value in node.value:
-            below = (*path, str(key.value))
-            self.file.lines[below] = key.start_mark.line + 1
-            built[str(key.value)] = self.value(value, below)
+        for key, value in self._entries(node, path):
+            name = _name(key)
+            self.file.lines[*path, name] = key.start_mark.line + 1
+            built[name] = self.value(value, (*path, name))
         return built
+
+    def _entries(self, node: Any, path: KeyPath) -> list[tuple[Any, Any]]:
+        """Keys and values, those of `<<: *anchor` first; each key once, so that merges of merges stay small."""
+        if id(node) not in self.merged:
+            self.merged[id(node)] = []  # of a mapping that merges itself
+            found: dict[str, tuple[Any, Any]] = {}
+            for key, value in node.value:
+                if key.tag != MERGE_TAG:
+                    continue
+                sources = value.value if isinstance(value, yaml.SequenceNode) else [value]
+                for source in reversed(sources):
+                    if isinstance(source, yaml.MappingNode):
+                        found |= {_name(key): (key, below) for key, below in self._entries(source, path)}
+                    else:
+                        self._problem(key, path, "<< takes a mapping or a list of mappings")
+            found |= {_name(key): (key, value) for key, value in node.value if key.tag != MERGE_TAG}
+            self.merged[id(node)] = list(found.values())
+        return self.merged[id(node)]
 
     def _problem(self, node: Any, path: KeyPath, text: str) -> None:
         self.file.problems.append(f"{self.file.source}:{node.start_mark.line + 1}: {dotted(path)}: {text}")
         self.file.broken.add(path)
+
+
+def _name(key: Any) -> str:
+    """A key as text; one that is a list or a mapping is a problem anyway."""
+    return str(key.value) if isinstance(key, yaml.ScalarNode) else "?"
 
 
 def overlap(path: KeyPath, other: KeyPath) -> bool:

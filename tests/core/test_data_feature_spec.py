@@ -102,7 +102,7 @@ def test_cross_checks(old: str, new: str, expected: str) -> None:
     [
         ("", "s.yaml:1: a feature spec is a mapping"),
         ("a: [", "s.yaml:2: not YAML"),
-        ("a: !!int x", "s.yaml:1: not YAML"),
+        ("a: !!int x", "s.yaml:1: a: 'x' is no int"),
         (GOOD + "format: 2\n", "s.yaml:15: format 2: this gemctl reads format 1"),
     ],
 )
