@@ -39,6 +39,7 @@ from gemctl.config.compose import from_yaml
 from gemctl.errors import GemctlError
 from gemctl.rendezvous import AbortedError, Place, Rendezvous, interface_of
 from gemctl.run import memory, process, requests, stages
+from gemctl.run.access import written_as
 from gemctl.run.attempt import Attempt, Heartbeat
 from gemctl.run.directory import RunDir
 from gemctl.run.files import JsonLog, read_text
@@ -426,7 +427,7 @@ def _prepare(attempt: Attempt, rank: int) -> None:
 
 def _write_to(path: Path) -> None:
     """From now on what this process writes to stdout and stderr goes to `path`."""
-    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     os.dup2(fd, 1)
     os.dup2(fd, 2)
     os.close(fd)
@@ -447,13 +448,17 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     startup.prepare()
     run = RunDir.open(args.run)
-    attempt = run.attempt(args.attempt)
+    with written_as(run.path):  # the ranks, which are forked here, have it from here
+        return _serve(run, run.attempt(args.attempt), args.node, args.store)
+
+
+def _serve(run: RunDir, attempt: Attempt, node: int, store: str | None) -> int:
     claim = attempt.claim()
     process.die_with_parent(os.getppid())
     if claim.host == socket.gethostname() and not process.running(claim.pid):
         return 1  # whoever started this agent is dead already
-    _write_to(attempt.agent_output(args.node))
-    agent = Agent(run, attempt, args.node, args.store)
+    _write_to(attempt.agent_output(node))
+    agent = Agent(run, attempt, node, store)
     agent.take_signals()
     try:
         return agent.serve(agent.preload())

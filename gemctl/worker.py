@@ -29,6 +29,7 @@ from gemctl.mesh.groups import HostReport, Mesh
 from gemctl.mesh.topology import Topology
 from gemctl.parallel.assemble import assemble
 from gemctl.plan.state import saved_state
+from gemctl.run.access import written_as
 from gemctl.run.attempt import Attempt, Base, Heartbeat, claim, watch_beat
 from gemctl.run.directory import RunDir
 from gemctl.run.durable import create
@@ -217,6 +218,11 @@ def by_hand(run_path: str) -> str:
     rank of a world of another size.
     """
     run = RunDir.open(run_path)
+    with written_as(run.path):
+        return _by_hand(run, run_path)
+
+
+def _by_hand(run: RunDir, run_path: str) -> str:
     last, source = run.last_attempt(), run.configured()
     if last is None or source is None:
         raise InputError(f"{run_path}: no attempt has left a configuration here; start the run with gemctl train")

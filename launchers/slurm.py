@@ -20,6 +20,7 @@ from gemctl.launchers.request import from_json
 from gemctl.launchers.slurm_agents import SlurmAgents
 from gemctl.launchers.slurm_job import batch_job, shell_word
 from gemctl.run import process
+from gemctl.run.access import written_as
 from gemctl.run.directory import RunDir
 from gemctl.run.durable import create
 from gemctl.run.submission import Job, Submission
@@ -88,6 +89,7 @@ def start(run: RunDir, submission: Submission, config: Config) -> None:
     app = from_json(submission.asked["app"])
     script = submission.path / SCRIPT
     create(script, form(app, config, submission.path))
+    submission.output.touch()  # so that it has the run's mode, whatever SLURM would give it
     submission.write_submitted(job=slurm_client.submit(str(script)))
 
 
@@ -112,11 +114,15 @@ def start_array(submissions: Sequence[Submission], config: Config) -> list[str]:
     """Submits all as one array; returns SLURM's names of its tasks."""
     app = from_json(submissions[0].asked["app"])
     script = submissions[0].path / SCRIPT
-    create(script, array_form(app, config, [one.path for one in submissions]))
-    job = slurm_client.submit(str(script))
+    with written_as(submissions[0].path):
+        create(script, array_form(app, config, [one.path for one in submissions]))
+        for submission in submissions:
+            submission.output.touch()
+        job = slurm_client.submit(str(script))
     tasks = [f"{job}_{number}" for number in range(len(submissions))]
     for submission, task in zip(submissions, tasks, strict=True):
-        submission.write_submitted(job=task)
+        with written_as(submission.path):
+            submission.write_submitted(job=task)
     return tasks
 
 

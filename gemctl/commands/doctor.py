@@ -31,7 +31,8 @@ def run(args: argparse.Namespace) -> "Doctor":
     if args.node is not None:
         from gemctl import paths
         from gemctl.cluster.node import check_node
+        from gemctl.run.access import written_as
 
-        with paths.writing(f"--node {args.node}"):
+        with paths.writing(f"--node {args.node}"), written_as(Path(args.node)):
             return Doctor(check_node(Path(args.node), args.memory, args.gpus).checks)
     return check_machine(Path(args.root))

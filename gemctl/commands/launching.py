@@ -116,6 +116,15 @@ def launch(
 
     Raises as gemctl.commands.supervise.supervise does; GemctlError if it does not start.
     """
+    from gemctl.run.access import written_as
+
+    with written_as(run.path):
+        return _launch(run, config, plan, detach, base, last)
+
+
+def _launch(
+    run: "RunDir", config: "Config", plan: "Plan", detach: bool, base: "Base | None", last: "Attempt | None"
+) -> "Detached | None":
     from gemctl.commands.following import Following, wait_for_start
     from gemctl.commands.supervise import supervise
     from gemctl.render.progress import Progress

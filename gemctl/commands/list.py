@@ -23,7 +23,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> "RunList":
     """Every run's status; one whose files cannot be read does not hide the others."""
     from gemctl.commands.following import jobs_of
-    from gemctl.run.directory import list_runs
+    from gemctl.run.directory import closed_folders, list_runs
     from gemctl.run.status import RunList, open_submission, status
 
     if not paths.is_dir(args.root):
@@ -42,6 +42,7 @@ def run(args: argparse.Namespace) -> "RunList":
             runs.append(status(one, jobs.get(one.path)))
         except (InputError, OSError) as error:
             unreadable += _problems(error)
+    unreadable += [f"{folder}: Permission denied" for folder in closed_folders(args.root)]
     return RunList(args.root, runs, unreadable)
 
 

@@ -32,24 +32,31 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> "StopFiled":
     """InputError where nothing runs, or nobody is alive to take the request."""
-    from gemctl.commands.following import job_of, own_attempt
-    from gemctl.run.attempt import may_go_on, watch_beat
+    from gemctl.run.access import written_as
     from gemctl.run.directory import find
-    from gemctl.run.submission import newest
 
     target = find(args.run, args.root)
+    with written_as(target.path):
+        return _stop(target, args.now)
+
+
+def _stop(target: "RunDir", now: bool) -> "StopFiled":
+    from gemctl.commands.following import job_of, own_attempt
+    from gemctl.run.attempt import may_go_on, watch_beat
+    from gemctl.run.submission import newest
+
     submission = newest(target)
     attempt = own_attempt(target, submission)
     end = attempt.end() if attempt is not None else None
     if end is not None and not may_go_on(end):
         raise InputError(_nobody(target, attempt, None))
     if attempt is not None and end is None and watch_beat(attempt) is not None:
-        return _ask(target, attempt, args.now)
+        return _ask(target, attempt, now)
     job = job_of(submission) if submission is not None else None
     if submission is not None and job is not None and job.state == "waiting":
         return _withdraw(target, submission, job)
     if (job is not None and job.state == "running") or (attempt is not None and end is None and _starts(attempt, job)):
-        return _ask(target, attempt if end is None else None, args.now)
+        return _ask(target, attempt if end is None else None, now)
     raise InputError(_nobody(target, attempt, job))
 
 

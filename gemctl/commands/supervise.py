@@ -27,6 +27,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     from gemctl.commands.launching import launcher_of
+    from gemctl.run.access import written_as
     from gemctl.run.directory import find
     from gemctl.run.submission import newest, submissions
     from gemctl.startup import write_utf8
@@ -42,7 +43,8 @@ def run(args: argparse.Namespace) -> None:
     last = target.last_attempt()
     if last is not None and not launcher_of(wanted.kind).takes_over(wanted):
         refuse_living(target, last)
-    supervise(target, wanted, last)
+    with written_as(target.path):
+        supervise(target, wanted, last)
 
 
 def supervise(run: "RunDir", submission: "Submission", last: "Attempt | None") -> None:

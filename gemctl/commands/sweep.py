@@ -36,7 +36,7 @@ def sweep(args: argparse.Namespace) -> "Sweep | DryRun":
     from gemctl.run.submission import Sweep, Swept
 
     first = points[0].config
-    folder_of(first.run.root, first.run.name)
+    folder_of(first.run.root, first.run.name, first.run.access)
     slurm.check_here(first)
     for config in (point.config for point in points):
         make_data(config.data)
@@ -98,7 +98,10 @@ def _dry_run(points: list[_Point]) -> "DryRun":
 
 def _submitted(point: _Point, args: argparse.Namespace) -> "tuple[RunDir, Submission]":
     from gemctl.commands.launching import submitted
+    from gemctl.run.access import written_as
     from gemctl.run.directory import RunDir
 
-    run = RunDir.create(point.config.run.root, point.config.run.name, args.command_line)
-    return run, submitted(run, point.config, point.plan, None)
+    asked = point.config.run
+    run = RunDir.create(asked.root, asked.name, args.command_line, asked.access)
+    with written_as(run.path):
+        return run, submitted(run, point.config, point.plan, None)

@@ -82,11 +82,11 @@ def _train(config: "Config", plan: "Plan", warm: "WarmStart | None", args: argpa
     from gemctl.run.directory import RunDir, folder_of
     from gemctl.run.report import build
 
-    folder_of(config.run.root, config.run.name)  # where nothing can be written, nothing begins
+    folder_of(config.run.root, config.run.name, config.run.access)  # where nothing can be written, nothing begins
     launcher_of(config.launcher.kind).check_here(config)
     for value in filter(None, [plan, warm]):
         if not args.json:
             show(value)
     make_data(config.data)
-    run = RunDir.create(config.run.root, config.run.name, args.command_line)
+    run = RunDir.create(config.run.root, config.run.name, args.command_line, config.run.access)
     return launch(run, config, plan, args.detach) or build(run)

@@ -52,6 +52,7 @@ MODEL = "the saved state is this model's; to take over what fits, start a run wi
 RULES = (
     Rule("run", Kind.REFUSED, "names the run and where it lies"),
     Rule("run.seed", Kind.REFUSED, "the order of the rows and every random draw follow from it"),
+    Rule("run.access", Kind.REFUSED, "it is the mode of the run's folder, and its owner's to change: docs/security.md"),
     Rule("train.steps", Kind.FREE, "how far the run goes does not change how it gets there"),
     Rule("train.eval_every", Kind.FREE, AVERAGE.format("evaluations do")),
     Rule("train.log_every", Kind.FREE, "logs do not touch the state"),

@@ -38,6 +38,10 @@ class RunConfig:
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="folder below root")] = "gem"
     root: Annotated[str, Field(min_length=1, description="where run directories lie")] = "runs"
     seed: Annotated[NonNegative, Field(description="seed of init and data order")] = 0
+    access: Annotated[
+        Literal["private", "group"],
+        Field(description="who may read and write the run's directory: you alone, or its group, which may resume it"),
+    ] = "private"
 
 
 @dataclass

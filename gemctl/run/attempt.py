@@ -214,7 +214,7 @@ def claim(
 
 def _write_beat(path: Path, count: int) -> None:
     text = json.dumps({"format": 1, "beat": count}).ljust(BEAT_BYTES - 1) + "\n"
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         os.pwrite(fd, text.encode(), 0)
     finally:

@@ -11,7 +11,6 @@ runs/<name>/<run_id>/
 gemctl list           # lists the runs below runs/
 """
 
-import contextlib
 import errno
 import importlib.metadata
 import os
@@ -27,6 +26,7 @@ from typing import Any
 
 from gemctl import env, paths
 from gemctl.errors import InputError
+from gemctl.run.access import Access, create_folder, written_as
 from gemctl.run.attempt import Attempt
 from gemctl.run.durable import make_folders, sync_folder
 from gemctl.run.files import create_json, entries, read_json
@@ -49,23 +49,23 @@ class RunDir:
         return self.path.name
 
     @classmethod
-    def create(cls, root: str, name: str, command: list[str]) -> "RunDir":
+    def create(cls, root: str, name: str, command: list[str], access: Access = "private") -> "RunDir":
         """Makes `<root>/<name>/<new run id>/` with its run.json; `command` is the command line that asked for it.
 
         InputError where it cannot be written.
         """
-        run = cls(folder_of(root, name) / new_run_id())
+        run = cls(folder_of(root, name, access) / new_run_id())
         identity = _identity(run.run_id, name, command)
         with paths.writing(f"run.root {root}"):
-            with contextlib.suppress(FileExistsError):  # ours, and a file server says so; or its run.json is there
-                run.path.mkdir()
+            create_folder(run.path, access)  # or somebody else has; its run.json tells
             sync_folder(run.path.parent)
             try:
-                for part in (run.requests, run.submissions, run.checkpoints, run.path / "attempts"):
-                    part.mkdir(exist_ok=True)
-                create_json(run.path / "run.json", identity)  # puts those on disk too
+                with written_as(run.path):
+                    for part in (run.requests, run.submissions, run.checkpoints, run.path / "attempts"):
+                        part.mkdir(exist_ok=True)
+                    create_json(run.path / "run.json", identity)  # puts those on disk too
             except FileExistsError:  # another run drew this id in the same second
-                return cls.create(root, name, command)
+                return cls.create(root, name, command, access)
             except BaseException:
                 shutil.rmtree(run.path, ignore_errors=True)  # half a run is none
                 raise
@@ -101,10 +101,16 @@ class RunDir:
         return attempts[-1] if attempts else None
 
 
-def folder_of(root: str, name: str) -> Path:
-    """The folder of all runs called `name`, made if there is none yet. InputError where no run can be written."""
+def folder_of(root: str, name: str, access: Access = "private") -> Path:
+    """The folder of all runs called `name`, made if there is none yet. InputError where no run can be written.
+
+    Folders that have to be made for a run of the group are the group's too, so that it gets to the run.
+    """
     folder = Path(root).absolute() / name
     with paths.writing(f"run.root {root}"):
+        for part in reversed([folder, *folder.parents]) if access == "group" else ():
+            if not part.exists():
+                create_folder(part, access)
         make_folders(folder)
         if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
@@ -122,6 +128,7 @@ def find(reference: str, root: str) -> RunDir:
         raise InputError("RUN '': name a run by its path, its id or a prefix of the id")
     if paths.is_file(Path(reference) / "run.json"):
         return RunDir.open(reference)
+    _refuse_closed(reference, root)
     runs = list_runs(root)
     exact = [run for run in runs if run.run_id == reference]
     matches = exact or [run for run in runs if run.run_id.startswith(reference)]
@@ -139,6 +146,26 @@ def list_runs(root: str) -> list[RunDir]:
     """All runs below `root`, oldest first."""
     paths = [path.parent for path in Path(root).absolute().glob("*/*/run.json")]
     return [RunDir(path) for path in sorted(paths, key=lambda path: path.name)]
+
+
+def closed_folders(root: str) -> list[Path]:
+    """Folders below `root`, of runs or of all runs of a name, that are closed to this user."""
+    top = Path(root).absolute()
+    return [path for depth in ("*", "*/*") for path in sorted(top.glob(depth)) if _closed(path)]
+
+
+def _closed(folder: Path) -> bool:
+    try:
+        return folder.is_dir() and not os.access(folder, os.R_OK | os.X_OK)
+    except OSError as error:
+        return error.errno == errno.EACCES  # below a closed one
+
+
+def _refuse_closed(reference: str, root: str) -> None:
+    """InputError if a run is meant that is another user's alone."""
+    named = [path for path in closed_folders(root) if path.name.startswith(reference)]
+    for path in [Path(reference)] if _closed(Path(reference)) else named[:1]:
+        raise InputError(f"{path}: Permission denied: the run is closed to you (run.access, docs/security.md)")
 
 
 def _names(runs: list[RunDir]) -> str:
