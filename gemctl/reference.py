@@ -17,7 +17,16 @@ from gemctl.config.keys import GROUPS, find, tree
 from gemctl.config.resuming import RULES
 from gemctl.config.schema import Config, DataConfig
 from gemctl.specs.data import FeatureSpec
-from gemctl.specs.interaction import CustomSpec, DcnSpec, DhenSpec, DotSpec, MlpSpec, WukongExpertsSpec, WukongSpec
+from gemctl.specs.interaction import (
+    CustomSpec,
+    DcnSpec,
+    DhenSpec,
+    DotSpec,
+    MlpSpec,
+    TokenMixerSpec,
+    WukongExpertsSpec,
+    WukongSpec,
+)
 from gemctl.specs.json_schema import Node, child, describe, inlined, is_mapping, options
 from gemctl.specs.model import LayerSpec, ModelConfig
 from gemctl.specs.sequence import (
@@ -150,7 +159,8 @@ def _model_blocks() -> Iterator[str]:
 _BLOCKS: list[Any] = [
     KunlunSpec(), InterFormerSpec(), HstuSpec(), JaggedAttentionSpec(), BlockAttentionSpec(),
     PmaSpec(), HspSpec(), LastSpec(), ClsSpec(), GatedSpec(),
-    WukongSpec(), WukongExpertsSpec(), DhenSpec(), MlpSpec(), DotSpec(), DcnSpec(), CustomSpec("your.package.Block"),
+    WukongSpec(), WukongExpertsSpec(), DhenSpec(), MlpSpec(), DotSpec(), DcnSpec(), TokenMixerSpec(),
+    CustomSpec("your.package.Block"),
 ]  # fmt: skip
 
 

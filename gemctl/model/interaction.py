@@ -5,11 +5,12 @@
     your own                 X' = LN( core(X) + R X )                           gemctl/specs/custom.py
     mlp                      X' = LN( reshape(MLP(x)) ),  x = flatten(X)
     dot                      X' = LN( reshape(MLP([x ‖ X_i·X_j/√dim for i < j])) )     DLRM, arXiv 1906.00091
+    token_mixer              X' = LN( core(X) )                                 token_mixer.py
     dcnv2                    X' = LN( reshape(MLP(c)) ),  c ← x ⊙ (U_l V_l c + b_l) + c, from c = x on, for each cross l
                                                                                DCN-V2, arXiv 2008.13535
 
 R maps tokens linearly, [outputs, n], and is the identity where n = outputs. InterFormer's MLP(Interact(X)) is dot,
-dcnv2 or dhen here. As members of a dhen block, mlp, dot and dcnv2 come without their norm.
+dcnv2 or dhen here. As members of a dhen block, mlp, dot, dcnv2 and token_mixer come without their norm.
 """
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from gemctl.model.experts import WukongExperts
 from gemctl.model.layers import MLP, TokenLinear, layer_norm
 from gemctl.model.own import own_module
+from gemctl.model.token_mixer import TokenMixer
 from gemctl.model.wukong import Wukong
 from gemctl.specs.interaction import (
     DcnSpec,
@@ -25,6 +27,7 @@ from gemctl.specs.interaction import (
     Interaction,
     Member,
     MlpSpec,
+    TokenMixerSpec,
     WukongExpertsSpec,
     WukongSpec,
     has_shortcut,
@@ -119,4 +122,6 @@ def _core(spec: Member, inputs: int, dim: int) -> nn.Module:
         return MlpCore(inputs * dim, spec.hidden, spec.tokens, dim)
     if isinstance(spec, DotSpec):
         return DotCore(spec, inputs, dim)
+    if isinstance(spec, TokenMixerSpec):
+        return TokenMixer(spec, inputs, dim)
     return DcnCore(spec, inputs, dim) if isinstance(spec, DcnSpec) else own_module(spec, inputs, dim)

@@ -4,8 +4,9 @@
     InterFormer (arXiv 2411.09852)   S ← S + f(x)·LN(S);  S ← S + MHA(S)      (without `residual`: S ← MHA(f(x)·LN(S)))
     HSTU (arXiv 2402.17152)          S ← S + SiLU attention(S)                 (it reads no X_sum)
 
-x = flatten(X_sum); K(x) = W_K x + b_K and V(x) = W_V x make `hidden` keys and values a row. GDPA is
-act(q·kᵀ/√d_h) V/√hidden head by head, the two-layer network act(S W₁(x)) W₂(x) whose weights belong to the row.
+x = flatten(X_sum), or W_C x with `generator_rank`; K(x) = W_K x + b_K and V(x) = W_V x make `hidden` keys and values
+per row. GDPA is act(q·kᵀ/√d_h) V/√hidden head by head, the two-layer network act(S W₁(x)) W₂(x) whose weights belong to
+the row.
 f(x) is its linear form: one head, act the identity, so f(x) = V(x)ᵀ K(x) / √(width · ffn_rank), any matrix of that
 rank. X_sum has the candidate among its tokens: here the candidate meets each event. MHA norms its input itself
 (attention.py). With CompSkip the layers of one parity have no MHA.
@@ -23,19 +24,31 @@ from gemctl.specs.sequence import HstuSpec, InterFormerSpec
 
 
 class PersonalisedFFN(nn.Module):
-    """GDPA of events [N, width] with `hidden` keys and values a row, made from X_sum [B, tokens, dim]."""
+    """GDPA of events [N, width] with `hidden` keys and values per row, made from X_sum [B, tokens, dim].
+
+    `rank`: of the map from X_sum to each; None: any.
+    """
 
     def __init__(
-        self, hidden: int, activation: str, inputs: int, width: int, heads: int, residual: bool = True
+        self,
+        hidden: int,
+        activation: str,
+        inputs: int,
+        width: int,
+        heads: int,
+        residual: bool = True,
+        rank: int | None = None,
     ) -> None:
         super().__init__()
         self.heads, self.hidden, self.activation = heads, hidden, activation
+        self.code = nn.Linear(inputs, rank, bias=False) if rank else nn.Identity()
+        inputs = rank or inputs
         self.keys = nn.Linear(inputs, hidden * width)
         self.values = ZeroLinear(inputs, hidden * width) if residual else nn.Linear(inputs, hidden * width, bias=False)
 
     def forward(self, events: Events, x_sum: Tensor) -> Tensor:
         rows, width = len(x_sum), events.values.shape[1] // self.heads
-        x = x_sum.flatten(1)
+        x = self.code(x_sum.flatten(1))
         k, v = (make(x).view(rows * self.hidden, self.heads, width) for make in (self.keys, self.values))
         return gdpa(
             layer_norm(events.values).view(-1, self.heads, width),
@@ -64,7 +77,8 @@ class PersonalisedBlock(nn.Module):
             self.ffn = PersonalisedFFN(spec.ffn_rank, "identity", x_sum * dim, own, 1, spec.residual)
         else:
             self.residual = True
-            self.ffn = PersonalisedFFN(spec.ffn_hidden, spec.activation, x_sum * dim, own, history.heads)
+            inputs, rank = x_sum * dim, spec.generator_rank
+            self.ffn = PersonalisedFFN(spec.ffn_hidden, spec.activation, inputs, own, history.heads, rank=rank)
         self.attention = SelfAttention(spec.attention, own, history.heads, self.residual) if layer.attends else None
 
     def forward(self, events: Events, x_sum: Tensor) -> Events:

@@ -18,6 +18,7 @@ from gemctl.specs.sequence import (
     HspSpec,
     HstuSpec,
     InterFormerSpec,
+    KunlunSpec,
     PmaSpec,
     Summary,
     parts,
@@ -101,7 +102,8 @@ def _row(model: ModelConfig, layer: Layer, cls: int) -> int:
     for row in layer.histories:
         if row.block is not None and not isinstance(row.block, HstuSpec):
             hidden = row.block.ffn_rank if isinstance(row.block, InterFormerSpec) else row.block.ffn_hidden
-            kept += 2 * hidden * row.history.dim
+            rank = row.block.generator_rank if isinstance(row.block, KunlunSpec) else None
+            kept += 2 * hidden * row.history.dim + (rank or 0)
         if row.summary is not None:
             kept += _summary(row.summary, row, model.dim, cls)
     return kept + block_values(layer.spec.interaction, layer.reads, model.dim)

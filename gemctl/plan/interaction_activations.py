@@ -10,6 +10,7 @@ from gemctl.specs.interaction import (
     Interaction,
     Member,
     MlpSpec,
+    TokenMixerSpec,
     WukongExpertsSpec,
     WukongSpec,
     has_shortcut,
@@ -38,6 +39,8 @@ def _core(spec: Member, inputs: int, dim: int) -> int:
         return inputs * dim + inputs * (inputs - 1) // 2 + 2 * sum(spec.hidden)
     if isinstance(spec, DcnSpec):
         return spec.crosses * (2 * inputs * dim + spec.rank) + 2 * sum(spec.hidden)
+    if isinstance(spec, TokenMixerSpec):  # the norm's input and output, and the hidden layer before and after GELU
+        return 2 * spec.tokens * dim + spec.wide * (NORM + 2 * spec.hidden)
     return custom.load(spec).kept(inputs, dim)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from gemctl.errors import InputError
 from gemctl.specs import custom
 from gemctl.specs.data import FeatureSpec
-from gemctl.specs.interaction import CustomSpec, members
+from gemctl.specs.interaction import CustomSpec, TokenMixerSpec, members
 from gemctl.specs.layout import MERGED, histories
 from gemctl.specs.model import MOST_LAYERS, LayerSpec, ModelConfig
 from gemctl.specs.sequence import BlockAttentionSpec, HstuSpec, SequenceBlock
@@ -73,8 +73,20 @@ def _layer(layer: LayerSpec, model: ModelConfig) -> Iterator[str]:
     if layer.comp_skip and isinstance(layer.sequence, HstuSpec):
         yield "comp_skip skips self-attention, which is all that an hstu block has: set it to null"
     for member in members(layer.interaction):
+        if isinstance(member, TokenMixerSpec):
+            yield from _token_mixer(member, model.dim)
         if isinstance(member, CustomSpec):
             yield from _own_block(member, model)
+
+
+def _token_mixer(spec: TokenMixerSpec, dim: int) -> Iterator[str]:
+    if spec.tokens % spec.group:
+        yield f"interaction: token_mixer: group = {spec.group} does not divide tokens = {spec.tokens}"
+    elif spec.group * dim % spec.wide:
+        yield (
+            f"interaction: token_mixer: {spec.wide} wide tokens (tokens/group) cannot cut their width, "
+            f"{spec.group * dim} (group · model.dim), into as many parts"
+        )
 
 
 def _own_block(member: CustomSpec, model: ModelConfig) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What the interaction blocks have and cost: the formulas are in gemctl/model/interaction.py, wukong.py, experts.py."""
+"""What the interaction blocks have and cost; the formulas are in gemctl/model/interaction.py and beside it."""
 
 from itertools import pairwise
 
@@ -9,6 +9,7 @@ from gemctl.specs.interaction import (
     Interaction,
     Member,
     MlpSpec,
+    TokenMixerSpec,
     WukongExpertsSpec,
     WukongSpec,
     has_shortcut,
@@ -45,6 +46,8 @@ def core_weights(spec: Member, inputs: int, dim: int) -> list[Weight]:
         return [products, *mlp("mlp", inputs * dim + pairs, spec.hidden, spec.tokens * dim)]
     if isinstance(spec, DcnSpec):
         return _dcn(spec, inputs, dim)
+    if isinstance(spec, TokenMixerSpec):
+        return _token_mixer(spec, inputs, dim)
     return custom.load(spec).weights(inputs, dim)
 
 
@@ -81,3 +84,10 @@ def _dcn(spec: DcnSpec, inputs: int, dim: int) -> list[Weight]:
         found += linear(f"crosses.{number}.down", width, spec.rank, bias=False)
         found += linear(f"crosses.{number}.up", spec.rank, width)
     return found + mlp("mlp", width, spec.hidden, spec.tokens * dim)
+
+
+def _token_mixer(spec: TokenMixerSpec, inputs: int, dim: int) -> list[Weight]:
+    """The stacked matrices: each row of them meets one vector of a row."""
+    entry = token_linear("entry", inputs, spec.tokens, dim) if inputs != spec.tokens else []
+    width, hidden = spec.group * dim, spec.wide * spec.hidden
+    return [*entry, *linear("up", width, hidden), *linear("down", spec.hidden, spec.wide * width)]

@@ -19,6 +19,7 @@ from gemctl.specs.sequence import (
     HspSpec,
     HstuSpec,
     InterFormerSpec,
+    KunlunSpec,
     LastSpec,
     Part,
     PmaSpec,
@@ -67,7 +68,10 @@ def block_parts(layer: HistoryLayer, x_sum: int, dim: int) -> dict[str, Sequence
         weights = linear("gate_values_queries_keys", own, 4 * own, bias=False) + linear("output", own, own, bias=False)
         return {"attention": SequencePart([], weights, [Pairs(own, causal=True, window=block.window)])}
     hidden = block.ffn_rank if isinstance(block, InterFormerSpec) else block.ffn_hidden
-    made = linear("keys", x_sum * dim, hidden * own) + linear("values", x_sum * dim, hidden * own, bias=False)
+    rank = block.generator_rank if isinstance(block, KunlunSpec) else None
+    made = linear("code", x_sum * dim, rank, bias=False) if rank else []
+    inputs = rank or x_sum * dim
+    made += linear("keys", inputs, hidden * own) + linear("values", inputs, hidden * own, bias=False)
     found = {"ffn": SequencePart(made, [], [Pairs(own, shared=hidden)])}
     if layer.attends:
         found["attention"] = _attention(block.attention, own)

@@ -1,8 +1,9 @@
 """Specs of the interaction blocks, which cross tokens [B, n, dim] with each other; torch-free.
 
 Each is a *core* that makes `outputs` tokens. A block is LN(core(X) + R X) for wukong and wukong_experts,
-LN([core_1(X) ‖ core_2(X) ‖ …] + R X) for dhen, and LN(core(X)) for mlp, dot and dcnv2; R maps tokens linearly, or is
-the identity where the numbers of tokens agree. The formulas are in gemctl/model/interaction.py, wukong.py, experts.py.
+LN([core_1(X) ‖ core_2(X) ‖ …] + R X) for dhen, and LN(core(X)) for mlp, dot, dcnv2 and token_mixer; R maps tokens
+linearly, or is the identity where the numbers of tokens agree. The formulas are in gemctl/model/interaction.py and in
+wukong.py, experts.py and token_mixer.py beside it.
 """
 
 from dataclasses import dataclass, field
@@ -90,6 +91,25 @@ class DcnSpec:
 
 
 @dataclass
+class TokenMixerSpec:
+    """A RankMixer block (arXiv 2507.15551): parameter-free token mixing, then a feed-forward of each token's own."""
+
+    __pydantic_config__ = BLOCK
+    kind: Annotated[Literal["token_mixer"], Field(description="token mixing, then per-token FFNs")] = "token_mixer"
+    tokens: Annotated[Size, Field(description="tokens that it makes")] = 16
+    group: Annotated[
+        Size,
+        Field(description="tokens side by side that are one wide token; divides `tokens`, into divisors of its width"),
+    ] = 1
+    hidden: Annotated[Size, Field(description="hidden width of each wide token's feed-forward")] = 128
+
+    @property
+    def wide(self) -> int:
+        """Wide tokens, each with a feed-forward of its own."""
+        return self.tokens // self.group
+
+
+@dataclass
 class CustomSpec:
     """A block of the user's own package, named by its torch-free spec (docs/models.md)."""
 
@@ -111,6 +131,7 @@ MemberSpec = Annotated[
     | Annotated[MlpSpec, Tag("mlp")]
     | Annotated[DotSpec, Tag("dot")]
     | Annotated[DcnSpec, Tag("dcnv2")]
+    | Annotated[TokenMixerSpec, Tag("token_mixer")]
     | Annotated[CustomSpec, Tag(CUSTOM)],
     BY_KIND,
 ]
@@ -134,11 +155,12 @@ InteractionSpec = Annotated[
     | Annotated[MlpSpec, Tag("mlp")]
     | Annotated[DotSpec, Tag("dot")]
     | Annotated[DcnSpec, Tag("dcnv2")]
+    | Annotated[TokenMixerSpec, Tag("token_mixer")]
     | Annotated[CustomSpec, Tag(CUSTOM)],
     BY_KIND,
 ]
 
-Member = WukongSpec | WukongExpertsSpec | MlpSpec | DotSpec | DcnSpec | CustomSpec
+Member = WukongSpec | WukongExpertsSpec | MlpSpec | DotSpec | DcnSpec | TokenMixerSpec | CustomSpec
 Interaction = Member | DhenSpec
 
 

@@ -66,6 +66,9 @@ class KunlunSpec:
     __pydantic_config__ = BLOCK
     kind: Annotated[Literal["kunlun"], Field(description="GDPA feed-forward, then self-attention")] = "kunlun"
     ffn_hidden: Annotated[Size, Field(description="keys of the personalised feed-forward (GDPA)")] = 16
+    generator_rank: Annotated[
+        Size | None, Field(description="X_sum makes keys and values through this many numbers; null: by full matrices")
+    ] = None
     activation: Annotated[Activation, Field(description="of the personalised feed-forward")] = "gelu_approx"
     attention: Annotated[AttentionSpec, Field(description="of the events among themselves")] = field(
         default_factory=JaggedAttentionSpec

@@ -5,7 +5,16 @@ from dataclasses import replace
 from gemctl.config.compose import compose
 from gemctl.config.groups import Groups
 from gemctl.specs.data import DenseSpec, EventIdSpec, FeatureSpec, SequenceSpec
-from gemctl.specs.interaction import CustomSpec, DcnSpec, DhenSpec, DotSpec, MlpSpec, WukongExpertsSpec, WukongSpec
+from gemctl.specs.interaction import (
+    CustomSpec,
+    DcnSpec,
+    DhenSpec,
+    DotSpec,
+    MlpSpec,
+    TokenMixerSpec,
+    WukongExpertsSpec,
+    WukongSpec,
+)
 from gemctl.specs.model import EventTypeSpec, LayerSpec, MaskNetSpec, ModelConfig
 from gemctl.specs.sequence import (
     Activation,
@@ -20,7 +29,7 @@ from gemctl.specs.sequence import (
     LastSpec,
     PmaSpec,
 )
-from tests.models.cases import LENGTHS, LONG, SEVERAL, Case, layers
+from tests.models.cases import LENGTHS, LONG, SEVERAL, TABULAR, Case, layers
 from tests.models.own_block import KIND
 from tests.models.shrink import shrunk
 from tests.small import SPEC
@@ -135,6 +144,13 @@ OPTIONS = {
         replace(layers(replace(SKIP, comp_skip="even")), event_types={"clicks": EventTypeSpec(depth=3, heads=1)}),
         SEVERAL,
     ),
+    "generator of low rank": Case(
+        layers(replace(BASE, sequence=replace(kunlun(), generator_rank=3))), replace(SPEC, domain=None)
+    ),
+    "token mixer": Case(layers(replace(BASE, interaction=TokenMixerSpec(tokens=4, hidden=5))), SPEC),
+    "wide token mixer, no histories": Case(
+        layers(replace(BASE, interaction=TokenMixerSpec(tokens=8, group=2, hidden=6))), TABULAR
+    ),
     "own block": Case(layers(replace(BASE, interaction=OWN)), SPEC),
     "ensemble": Case(
         layers(
@@ -148,6 +164,7 @@ OPTIONS = {
                         MlpSpec(tokens=1, hidden=[4]),
                         DotSpec(tokens=2, hidden=[]),
                         DcnSpec(tokens=2, hidden=[5], crosses=3, rank=3),
+                        TokenMixerSpec(tokens=4, group=2, hidden=3),
                     ]
                 ),
             )

@@ -15,7 +15,7 @@ function; parameters are taken by their names in the dense part. It works out fo
                   + b; place: 0 for the newest event
     merge         s_p = MLP(z_p ⊙ MLP_mask(z_p)), z_p: the events at place p of all histories, zeros where there is none
     each layer    X_sum = Gate(C X);  first layer: S = [X_sum ‖ S] if any summary reads CLS tokens, then S A
-      kunlun      S += act(LN(S) K(x)ᵀ/√d_h) V(x)/√hidden by head, x = flatten(X_sum);  S += MHA(S)
+      kunlun      S += act(LN(S) K(x)ᵀ/√d_h) V(x)/√hidden by head, x = flatten(X_sum) or C flatten(X_sum);  S += MHA(S)
       interformer S += LN(S) f(x), f(x) = K(x)ᵀ V(x)/√(w·rank);  S += MHA(S);  without residual both replace S
       hstu        U, V, Q, K = SiLU(LN(S) W);  S += (LN(SiLU(QKᵀ/√d_h)V/scale) ⊙ U) W_o, causal
       MHA         softmax(QKᵀ/√d_h) V W_o of LN(S): all, ±window, causal, or blocks of 64; q, k normed, then rotated
@@ -23,7 +23,8 @@ function; parameters are taken by their names in the dense part. It works out fo
       last_k, cls the newest k events, newest first, zeros beyond; the CLS tokens
       summary     H = LN([parts] A), then Gate
       interaction reads [X ‖ every H] or [X_sum ‖ every H]; LN(core + R·reads) for wukong, experts, dhen, own blocks,
-                  LN(core) for mlp, dot, dcnv2; R is the identity where the numbers of tokens agree
+                  LN(core) for mlp, dot, dcnv2, token_mixer; R is the identity where the numbers of tokens agree
+      token_mixer M + W₂ᵗ GELU(W₁ᵗ M_t + b₁ᵗ) + b₂ᵗ, M = LN(Z + mix(Z)), Z: R·reads as wide tokens
     logits        of each task, MLP(flatten(X)) at the row's domain
 
 Work is counted where the formulas multiply matrices: once for each real event or row and each number of the matrix,
@@ -48,6 +49,7 @@ from gemctl.specs.interaction import (
     DhenSpec,
     DotSpec,
     MlpSpec,
+    TokenMixerSpec,
     WukongExpertsSpec,
     WukongSpec,
 )
@@ -245,6 +247,8 @@ class Oracle:
 
     def keys_values(self, name: str, hidden: int, history: History, x_sum: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         width, flat = history.s.shape[2], x_sum.flatten(1)
+        if f"{name}.code.weight" in self.state:
+            flat = self.product(name, "code.weight", flat)
         self.pairs(name, width, history.mask[:, :, None].expand(-1, -1, hidden))
         keys = self.linear(name, "keys", flat).unflatten(1, (hidden, width))
         return keys, self.product(name, "values.weight", flat).unflatten(1, (hidden, width)), norm(history.s)
@@ -354,7 +358,7 @@ class Oracle:
     def interaction(self, name: str, spec: Any, x: Tensor) -> Tensor:
         cores = spec.members if isinstance(spec, DhenSpec) else [spec]
         made = torch.cat([self.core(f"members.{i}", name, core, x) for i, core in enumerate(cores)], 1)
-        if isinstance(spec, MlpSpec | DotSpec | DcnSpec):
+        if isinstance(spec, MlpSpec | DotSpec | DcnSpec | TokenMixerSpec):
             return norm(made)
         shortcut = x if made.shape[1] == x.shape[1] else self.mix(name, "residual.weight", x)
         return norm(made + shortcut)
@@ -367,6 +371,8 @@ class Oracle:
             return self.experts(prefix, name, spec, x)
         if isinstance(spec, CustomSpec):
             return self.own[spec.kind](self, name, prefix, x)
+        if isinstance(spec, TokenMixerSpec):
+            return self.token_mixer(prefix, name, spec, x)
         flat = features = x.flatten(1)
         if isinstance(spec, DotSpec):
             self.work[name] += rows * tokens * tokens * dim
@@ -413,6 +419,26 @@ class Oracle:
             shortcut = self.mixed(name, stacked["residual"], own) if made.shape[1] != part else own
             total = total + self.mixed(name, stacked["merge"], norm(made + shortcut))
         return total
+
+    def token_mixer(self, prefix: str, name: str, spec: TokenMixerSpec, x: Tensor) -> Tensor:
+        """New token t is part t of each wide token; then each token's own two layers."""
+        z = x if x.shape[1] == spec.tokens else self.mix(name, f"{prefix}.entry.weight", x)
+        count, width = spec.tokens // spec.group, spec.group * x.shape[2]
+        wide = [z[:, t * spec.group : (t + 1) * spec.group].flatten(1) for t in range(count)]
+        part = width // count
+        made = []
+        for t in range(count):
+            m = norm(wide[t] + torch.cat([token[:, t * part : (t + 1) * part] for token in wide], 1))
+            hidden = gelu(self.own_linear(name, f"{prefix}.up", m, t, spec.hidden))
+            made.append(m + self.own_linear(name, f"{prefix}.down", hidden, t, width))
+        return torch.cat(made, 1).unflatten(1, (spec.tokens, x.shape[2]))
+
+    def own_linear(self, name: str, prefix: str, x: Tensor, token: int, outputs: int) -> Tensor:
+        """The linear layer of one token, of those stacked."""
+        rows = slice(token * outputs, (token + 1) * outputs)
+        weight, bias = (self.state[f"{name}.{prefix}.{kind}"][rows] for kind in ("weight", "bias"))
+        self.work[name] += len(x) * weight.numel()
+        return x @ weight.T + bias
 
     def stacked(self, prefix: str) -> list[str]:
         return [name.removeprefix(prefix) for name in self.state if name.startswith(prefix)]

@@ -21,6 +21,8 @@ SIZES = {
     "x_sum": 3,
     "ffn_hidden": 5,
     "ffn_rank": 6,
+    "generator_rank": 4,
+    "group": 1,
     "tokens": 2,
     "seeds": 5,
     "fm_tokens": 3,
