@@ -24,26 +24,36 @@ BOUNDS = {torch.float64: 1e-9, torch.float32: 1e-5}
 
 @dataclass
 class Found:
-    """Logits and gradients of one case by the model and the oracle on the same float32 numbers; the oracle's work."""
+    """Logits and gradients of one case by the model and the oracle on the same float32 numbers; the oracle's work.
+
+    `rounding`: relative errors of the formulas themselves in float32, in which some gradients nearly cancel.
+    """
 
     model: dict[torch.dtype, dict[str, Tensor]]
     oracle: dict[str, Tensor]
+    rounding: dict[str, float]
     work: dict[str, int]
     batch: Batch
 
 
 def computed(case: Case) -> Found:
-    """The model in both types; the oracle in float64."""
+    """The model and the oracle in both types."""
     batch = cast(random_batch(case.spec, case.lengths), torch.float32)
     dense = random_dense(case, torch.float32)
     embedded = random_embedded(case.spec, batch, case.model.dim, torch.float32)
     found = {torch.float32: both(model_logits(dense, batch, embedded), dense, embedded)}
+    single = both(expected(case, dense)(batch, embedded.categorical, embedded.events), dense, embedded)
     dense.double()
     batch, embedded = cast(batch, torch.float64), doubled(embedded)
     found[torch.float64] = both(model_logits(dense, batch, embedded), dense, embedded)
-    oracle = Oracle(dict(dense.named_parameters()), case.model, case.spec, OWN)
+    oracle = expected(case, dense)
     wanted = both(oracle(batch, embedded.categorical, embedded.events), dense, embedded)
-    return Found(found, wanted, dict(oracle.work), batch)
+    rounding = {name: relative_error(single[name], value) for name, value in wanted.items()}
+    return Found(found, wanted, rounding, dict(oracle.work), batch)
+
+
+def expected(case: Case, dense: DenseModel) -> Oracle:
+    return Oracle(dict(dense.named_parameters()), case.model, case.spec, OWN)
 
 
 def both(logits: Tensor, dense: DenseModel, embedded: Embedded) -> dict[str, Tensor]:
@@ -76,7 +86,8 @@ def check(case: Case) -> None:
     assert found.oracle["logits"].shape == (len(case.lengths), len(case.spec.labels))
     for dtype, bound in BOUNDS.items():
         errors = {name: relative_error(found.model[dtype][name], wanted) for name, wanted in found.oracle.items()}
-        assert not {name: error for name, error in errors.items() if not error <= bound}, dtype
+        bounds = {name: bound if dtype == torch.float64 else max(bound, 3 * found.rounding[name]) for name in errors}
+        assert not {name: error for name, error in errors.items() if not error <= bounds[name]}, dtype
     lengths = {name: sequence.offsets.diff().numpy() for name, sequence in found.batch.sequences.items()}
     counted = module_flops(case.model, case.spec, len(found.batch), lengths)
     assert counted == {name: 2 * found.work.get(name, 0) for name in counted}
