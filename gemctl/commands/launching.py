@@ -92,11 +92,11 @@ def submitted(run: "RunDir", config: "Config", plan: "Plan", base: "Base | None"
     from gemctl.config.compose import to_yaml
     from gemctl.launchers.request import request, to_json
     from gemctl.plan.build import to_json as plan_json
+    from gemctl.run.manifest import number_after
     from gemctl.run.submission import submit
 
     config = dataclasses.replace(config, data=_from_anywhere(config.data))
-    last = run.last_attempt()
-    app = request(run.path, last.number + 1 if last is not None else 1, config.launcher, config.cluster.device)
+    app = request(run.path, number_after(run, run.last_attempt()), config.launcher, config.cluster.device)
     start = dataclasses.asdict(base) if base is not None else None
     facts = {"kind": config.launcher.kind, "app": to_json(app), "base": start}
     return submit(run, to_yaml(config), plan_json(plan), facts)

@@ -22,6 +22,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> "RunStatus":
     from gemctl.commands.following import job_of
     from gemctl.run.conclusion import ending
+    from gemctl.run.cut import cut_files
     from gemctl.run.directory import find
     from gemctl.run.status import open_submission, ranks, status
 
@@ -33,6 +34,7 @@ def run(args: argparse.Namespace) -> "RunStatus":
         value,
         ranks=ranks(last) if last is not None else [],
         budgets=_budgets(target),
+        cut=cut_files(target),
         conclusion=ending(target) if value.state != "waiting" else None,  # its hint would be refused
     )
 

@@ -61,6 +61,7 @@ def supervise(run: "RunDir", submission: "Submission", last: "Attempt | None") -
     from gemctl.render.progress import Progress
     from gemctl.render.show import note
     from gemctl.run.files import read_text
+    from gemctl.run.manifest import number_after
     from gemctl.run.requests import filed
 
     _refuse_overtaken(run, submission)
@@ -78,7 +79,7 @@ def supervise(run: "RunDir", submission: "Submission", last: "Attempt | None") -
     )  # fmt: skip
     launched = launcher_of(launcher.kind)
     with Progress(steps=config.train.steps) as progress:
-        number = last.number + 1 if last is not None else 1
+        number = number_after(run, last)
         try:
             run_attempts(run, number, prepared, config.recover, launched.agents(run, config), progress)
         except (Interrupted, TooFewHosts) as ended:
@@ -130,7 +131,8 @@ def refuse_living(run: "RunDir", attempt: "Attempt") -> None:
         note(f"attempt {attempt.number} left no end; watching up to {attempt.patience:.0f} s for a beat")
     if watch_beat(attempt) is not None:
         age = max(0.0, time.time() - attempt.heartbeat.stat().st_mtime)
+        host = f"host {attempt.claim().host}" if attempt.claimed else "a host that its claim.json does not name"
         raise InputError(
-            f"{run.run_id}: attempt {attempt.number} runs on host {attempt.claim().host}, its last beat is {age:.1f} s "
+            f"{run.run_id}: attempt {attempt.number} runs on {host}, its last beat is {age:.1f} s "
             f"old; to end it: gemctl stop {run.run_id}"
         )

@@ -8,7 +8,7 @@ from gemctl.run.preflight import Preflight
 
 
 def preflight(value: Preflight) -> Any:
-    """Where it goes on; a table of what is loaded; then what was passed over, is changed, and is lost."""
+    """Where it goes on; a table of what is loaded; then what was passed over, is changed, and is lost or cut."""
     from rich.console import Group
     from rich.table import Table
 
@@ -25,6 +25,7 @@ def preflight(value: Preflight) -> Any:
     lines = [f"passed over: {reason}" for reason in value.passed_over]
     lines += [f"changed: {one.key}: {one.before!r} → {one.after!r} ({one.rule.reason})" for one in value.changes]
     lines += [f"lost: {what}" for what in value.lost]
+    lines += value.cut
     parts: list[Any] = [head, *([table] if value.loads else []), *([_text("\n".join(lines))] if lines else [])]
     return Group(*parts)
 

@@ -53,7 +53,7 @@ def run_status(value: "RunStatus") -> "Group":
     told = [f"attempt {one.attempt}: {one.cause}" for one in value.attempts if one.cause and one not in concluded]
     where = [_ranks(value)] if value.ranks and value.state not in OVER else []
     told += [value.conclusion] if value.conclusion is not None else []
-    return Group(Text("\n".join(lines)), _attempts(value), *where, *map(Text, [*_budgets(value), *told]))
+    return Group(Text("\n".join(lines)), _attempts(value), *where, *map(Text, [*_budgets(value), *value.cut, *told]))
 
 
 OVER = {"finished", "stopped"}

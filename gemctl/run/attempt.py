@@ -32,7 +32,7 @@ from typing import Any
 
 from gemctl.errors import InputError
 from gemctl.run.durable import sync_folder
-from gemctl.run.files import create_json, read_json
+from gemctl.run.files import create_json, is_whole, read_json, read_whole
 
 PATIENCE = 5.0  # seconds, at least, without a beat after which an attempt counts as dead
 LAST_BEAT = 2.0  # seconds that the end of the beating may wait for a host that is not reached
@@ -126,8 +126,13 @@ class Attempt:
 
     @property
     def claimed(self) -> bool:
-        """False for a moment after the folder is made, and for ever if its maker died in that moment."""
-        return self.claim_file.exists()
+        """False for a moment after the folder is made, and for ever if its maker or its host's power died then."""
+        return read_whole(self.claim_file) is not None
+
+    @property
+    def configured(self) -> bool:
+        """Whether it got as far as its configuration, and no power loss has taken it."""
+        return is_whole(self.config)
 
     @property
     def patience(self) -> float:
@@ -139,6 +144,11 @@ class Attempt:
 
     def base(self) -> Base:
         return Base(**read_json(self.base_file).fields(Base))
+
+    def started_from(self) -> Base | None:
+        """As `base`; None where it has not come to say so, or a power loss has cut what it said."""
+        base = read_whole(self.base_file)
+        return None if base is None else Base(**base.fields(Base))
 
     def write_base(self, base: Base) -> None:
         create_json(self.base_file, asdict(base))
@@ -161,7 +171,7 @@ class Attempt:
         """How the attempt ended: `outcome` (finished, stopped, preempted, killed, failed), `step`, steps `saved`, the
         budget (`kind`) that it costs, the `signal` that stopped it, the `cause`. None: it did not say.
         """
-        return read_json(self.end_file) if self.end_file.exists() else None
+        return read_whole(self.end_file)
 
     def write_end(self, outcome: str, **facts: Any) -> None:
         create_json(self.end_file, {"outcome": outcome, "time": time.time(), **facts})

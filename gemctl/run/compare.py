@@ -87,8 +87,8 @@ def _settings(run: RunDir) -> dict[str, str]:
     """The last attempt's configuration with dotted keys; entries of a list of mappings are numbered from 0."""
     from gemctl.config.compose import from_yaml
 
-    attempt = run.last_attempt()
-    if attempt is None or not attempt.config.exists():
+    attempt = run.configured()
+    if attempt is None:
         raise InputError(f"{run.path}: no attempt was made yet, so there is nothing to compare")
 
     flat: dict[str, str] = {}

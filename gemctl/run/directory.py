@@ -29,13 +29,15 @@ from gemctl.errors import InputError
 from gemctl.run.access import Access, create_folder, written_as
 from gemctl.run.attempt import Attempt
 from gemctl.run.durable import make_folders, sync_folder
-from gemctl.run.files import create_json, entries, read_json
+from gemctl.run.files import create_json, entries, numbered, read_json, read_whole
 
 PACKAGES = ("gemctl", "torch", "torchrec", "fbgemm-gpu-cpu", "fbgemm-gpu", "torchx", "numpy", "pyarrow")
 
 
 class RunDir:
     """One run. Make it with `create`, open it with `open`, or find it by what a user typed with `find`."""
+
+    IDENTITY = "run.json"
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -63,7 +65,7 @@ class RunDir:
                 with written_as(run.path):
                     for part in (run.requests, run.submissions, run.checkpoints, run.path / "attempts"):
                         part.mkdir(exist_ok=True)
-                    create_json(run.path / "run.json", identity)  # puts those on disk too
+                    create_json(run.path / cls.IDENTITY, identity)  # puts those on disk too
             except FileExistsError:  # another run drew this id in the same second
                 return cls.create(root, name, command, access)
             except BaseException:
@@ -75,23 +77,30 @@ class RunDir:
     def open(cls, path: Path | str) -> "RunDir":
         """The run in `path`; InputError where there is none, or one that a newer gemctl wrote."""
         run = cls(Path(path).absolute())
-        if not (run.path / "run.json").is_file():
-            raise InputError(f"{path}: no run here (run.json is missing)")
+        if not (run.path / cls.IDENTITY).is_file():
+            raise InputError(f"{path}: no run here ({cls.IDENTITY} is missing)")
         run.info()
         return run
 
     def info(self) -> dict[str, Any]:
-        """What run.json says."""
-        return read_json(self.path / "run.json")
+        """What run.json says; where a power loss has cut it, what its folder says, if anything was made in it."""
+        if self.identity_cut and any(entries(folder) for folder in (self.submissions, self.path / "attempts")):
+            created = self.path.stat().st_mtime
+            return {"run_id": self.run_id, "name": self.path.parent.name, "created": created}
+        return read_json(self.path / self.IDENTITY)
+
+    @property
+    def identity_cut(self) -> bool:
+        """Whether run.json is there, but empty or cut."""
+        return read_whole(self.path / self.IDENTITY) is None
 
     def configured(self) -> Attempt | None:
         """The newest attempt that got as far as its configuration; None if none did."""
-        return next((attempt for attempt in reversed(self.attempts()) if attempt.config.exists()), None)
+        return next((attempt for attempt in reversed(self.attempts()) if attempt.configured), None)
 
     def attempts(self) -> list[Attempt]:
         """All attempts, oldest first. The last one owns the run."""
-        numbers = sorted(int(path.name) for path in entries(self.path / "attempts") if path.name.isdecimal())
-        return [self.attempt(number) for number in numbers]
+        return [self.attempt(number) for number in numbered(self.path / "attempts")]
 
     def attempt(self, number: int) -> Attempt:
         return Attempt(self.path / "attempts" / str(number))
@@ -126,7 +135,7 @@ def find(reference: str, root: str) -> RunDir:
     """The run that a user means by a path, a run id or a unique prefix of one below `root`."""
     if not reference:
         raise InputError("RUN '': name a run by its path, its id or a prefix of the id")
-    if paths.is_file(Path(reference) / "run.json"):
+    if paths.is_file(Path(reference) / RunDir.IDENTITY):
         return RunDir.open(reference)
     _refuse_closed(reference, root)
     runs = list_runs(root)
@@ -144,7 +153,7 @@ def find(reference: str, root: str) -> RunDir:
 
 def list_runs(root: str) -> list[RunDir]:
     """All runs below `root`, oldest first."""
-    paths = [path.parent for path in Path(root).absolute().glob("*/*/run.json")]
+    paths = [path.parent for path in Path(root).absolute().glob(f"*/*/{RunDir.IDENTITY}")]
     return [RunDir(path) for path in sorted(paths, key=lambda path: path.name)]
 
 

@@ -76,6 +76,11 @@ def entries(folder: Path) -> list[Path]:
         raise InputError(f"{folder}: {error.strerror}") from error
 
 
+def numbered(folder: Path) -> list[int]:
+    """The numbers that entries of the folder have for names, in order; none if there is no folder."""
+    return sorted(int(path.name) for path in entries(folder) if path.name.isdecimal())
+
+
 def read_text(path: Path) -> str:
     """The text in `path`. InputError if it is not there, cannot be read or is no UTF-8."""
     try:

@@ -37,7 +37,7 @@ class Journal:
 
     def base(self) -> Base:
         """What the attempt started from; the start of the run where it has not come to say so."""
-        return self.attempt.base() if self.attempt.base_file.exists() else Base(None, 0)
+        return self.attempt.started_from() or Base(None, 0)
 
     def base_step(self) -> int:
         """Steps that were done when the attempt began."""
@@ -75,6 +75,6 @@ def read_journals(run: RunDir) -> list[Journal]:
         intervals = [line for line in lines if line["kind"] == "interval"]
         named = [line for line in lines if line["kind"] == "straggler"]
         journals.append(Journal(attempt, limit, read_log(attempt.metrics), intervals, named))
-        if attempt.base_file.exists():
-            limit = min(limit, attempt.base().step)
+        if (base := attempt.started_from()) is not None:
+            limit = min(limit, base.step)
     return journals[::-1]

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from gemctl.errors import InputError
+from gemctl.run.attempt import Attempt
 from gemctl.run.directory import RunDir
 from gemctl.run.durable import create, steadily, sync_folder
 from gemctl.run.files import FORMAT, entries, read_json
@@ -242,9 +243,19 @@ def valid_checkpoints(run: RunDir) -> list[Checkpoint]:
     return [checkpoint for checkpoint in checkpoints(run) if checkpoint.flaw is None]
 
 
+def number_after(run: RunDir, last: Attempt | None) -> int:
+    """Number of the attempt after `last`, which is dead: higher too than that of any checkpoint whose attempt a power
+    loss has taken, so that no name of a checkpoint comes twice."""
+    folders = (FOLDER.fullmatch(path.name) for path in entries(run.checkpoints))
+    saved = {int(match[2]) for match in folders if match}
+    lost = (number for number in saved if not run.attempt(number).path.exists())
+    return 1 + max([last.number if last is not None else 0, *lost])
+
+
 def _bases(run: RunDir) -> dict[int, int]:
     """Attempt → step that it started from, for attempts that have said so."""
-    return {attempt.number: attempt.base().step for attempt in run.attempts() if attempt.base_file.exists()}
+    found = {attempt.number: attempt.started_from() for attempt in run.attempts()}
+    return {number: base.step for number, base in found.items() if base is not None}
 
 
 def _void(step: int, attempt: int, bases: Mapping[int, int]) -> str | None:

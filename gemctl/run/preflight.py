@@ -14,9 +14,10 @@ from gemctl.config.schema import Config
 from gemctl.errors import InputError
 from gemctl.plan.build import Plan
 from gemctl.plan.state import saved_state
+from gemctl.run.cut import cut_files
 from gemctl.run.directory import RunDir
-from gemctl.run.files import read_json, read_log
-from gemctl.run.manifest import Checkpoint, KindCount, Manifest, count_kinds, newest_verified, read
+from gemctl.run.files import read_log, read_whole
+from gemctl.run.manifest import Checkpoint, KindCount, Manifest, count_kinds, newest_verified, number_after, read
 from gemctl.specs.data import FeatureSpec
 
 
@@ -39,7 +40,7 @@ class Load:
 @dataclass(frozen=True)
 class Preflight:
     """A resume as it would go. `checkpoint` None: from the start. `passed_over`: newer checkpoints, and why; `lost`:
-    what will not be there afterwards, or comes twice."""
+    what will not be there afterwards, or comes twice; `cut`: files that a power loss has taken."""
 
     run: str
     attempt: int
@@ -52,6 +53,7 @@ class Preflight:
     passed_over: list[str]
     changes: list[Change]
     lost: list[str]
+    cut: list[str]
 
 
 def preflight(
@@ -64,10 +66,9 @@ def preflight(
     manifest = read(checkpoint.path) if checkpoint else None
     if checkpoint and manifest:
         _refuse_other_tensors(checkpoint, manifest, config, spec)
-    attempts = run.attempts()
     return Preflight(
         run=str(run.path),
-        attempt=attempts[-1].number + 1 if attempts else 1,
+        attempt=number_after(run, run.last_attempt()),
         checkpoint=checkpoint.path.name if checkpoint else None,
         step=step,
         steps=config.train.steps,
@@ -77,6 +78,7 @@ def preflight(
         passed_over=refused,
         changes=found,
         lost=_lost(run, step, before, config),
+        cut=cut_files(run),
     )
 
 
@@ -103,7 +105,8 @@ def _refuse_other_tensors(checkpoint: Checkpoint, manifest: Manifest, config: Co
 
 def _loads(run: RunDir, manifest: Manifest, plan: Plan) -> list[Load]:
     file = run.attempt(manifest.attempt).plan
-    old, new = read_json(file) if file.exists() else {}, asdict(plan)
+    old: dict[str, Any] = read_whole(file) or {}
+    new = asdict(plan)
     counts = count_kinds(manifest.objects)
     return [_load(kind, counted, old, new) for kind, counted in counts.items()]
 

@@ -19,7 +19,7 @@ from gemctl.errors import InputError
 from gemctl.run.conclusion import cause_of, ending
 from gemctl.run.directory import RunDir
 from gemctl.run.efficiency import Efficiency, efficiency
-from gemctl.run.files import read_json, read_log, read_text
+from gemctl.run.files import read_log, read_text, read_whole
 from gemctl.run.journal import LAUNCH, STARTUP, Journal, Line, read_journals
 from gemctl.run.manifest import Checkpoint, checkpoints, verify
 from gemctl.run.rollback import rolled_back
@@ -216,7 +216,7 @@ def _config(journal: Journal) -> Config | None:
     """The attempt's configuration, if it got that far."""
     from gemctl.config.compose import from_yaml
 
-    if not journal.attempt.config.exists():
+    if not journal.attempt.configured:
         return None
     return from_yaml(read_text(journal.attempt.config), str(journal.attempt.config))
 
@@ -309,8 +309,7 @@ def _state_notes(run: RunDir) -> list[str]:
     """What each attempt loaded, and which saves failed."""
     notes = []
     for attempt in run.attempts():
-        if attempt.loaded.exists():
-            loaded = read_json(attempt.loaded)
+        if (loaded := read_whole(attempt.loaded)) is not None:
             kinds = ", ".join(f"{kind} {count['objects']}" for kind, count in loaded["tensors"].items())
             checked = sum(count["checked"] for count in loaded["tensors"].values())
             what = f"attempt {attempt.number} loaded {Path(loaded['checkpoint']).name}: {kinds} tensors"
@@ -336,10 +335,8 @@ def _memory(journal: Journal) -> Memory:
 
 def _planned_bytes(path: Path) -> int | None:
     """Bytes that the plan has on a rank, on the rank that has most."""
-    if not path.exists():
-        return None
-    heaviest = read_json(path)["classes"]["listed"][0]
-    return int(heaviest["total"])
+    plan = read_whole(path)
+    return None if plan is None else int(plan["classes"]["listed"][0]["total"])
 
 
 def _unknown_ids(train: list[Line]) -> dict[str, int]:

@@ -11,7 +11,7 @@ from typing import Literal
 
 from gemctl.run.attempt import Attempt
 from gemctl.run.directory import RunDir
-from gemctl.run.files import create_json, read_json
+from gemctl.run.files import create_json, read_whole
 
 Kind = Literal["stop", "kill", "save"]  # kill: end at once
 
@@ -74,8 +74,8 @@ def filed(run: RunDir, first: int) -> list[Request]:
     """Requests with numbers from `first` on, in order."""
     number, found = first, []
     while (path := run.requests / f"{number}.json").exists():
-        line = read_json(path)
-        found.append(Request(number, line["kind"], line.get("signal")))
+        if (line := read_whole(path)) is not None:  # else it was never on disk, and whoever filed it is gone
+            found.append(Request(number, line["kind"], line.get("signal")))
         number += 1
     return found
 

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from gemctl.run.attempt import Attempt
-from gemctl.run.files import create_json, read_json
+from gemctl.run.files import create_json, read_whole
 
 
 @dataclass(frozen=True)
@@ -48,10 +48,8 @@ def record(attempt: Attempt, found: RolledBack) -> None:
 
 def rolled_back(attempt: Attempt) -> RolledBack | None:
     """Why the attempt gave up its steps; None if it did not."""
-    if not attempt.rolled_back.exists():
-        return None
-    line = read_json(attempt.rolled_back)
-    return RolledBack(line["step"], line["what"], line["ranks"])
+    line = read_whole(attempt.rolled_back)
+    return None if line is None else RolledBack(line["step"], line["what"], line["ranks"])
 
 
 def passed_over(attempts: Sequence[Attempt], step: int) -> list[int]:
@@ -69,6 +67,8 @@ def distrusts(attempts: Sequence[Attempt]) -> str | None:
     one = found[last.number]
     if one is None or one.what != "state":
         return None
-    base = last.base()
-    again = [other for other in attempts if (it := found[other.number]) and it.what == "state" and other.base() == base]
+    if (base := last.started_from()) is None:
+        return None
+    states = [other for other in attempts if (it := found[other.number]) and it.what == "state"]
+    again = [other for other in states if other.started_from() == base]
     return base.checkpoint if one.step == base.step or len(again) > 1 else None

@@ -86,6 +86,7 @@ class RunStatus:
     ranks: list[Ranks] = field(default_factory=list)
     budgets: list[Budget] = field(default_factory=list)
     conclusion: str | None = None
+    cut: list[str] = field(default_factory=list)  # files that a power loss has taken
 
 
 @dataclass(frozen=True)
@@ -200,6 +201,6 @@ def _attempt(attempt: Attempt) -> AttemptStatus:
         beat_age=None if end is not None else age,
         stage=line["stage"],
         step=line["step"],
-        base_step=attempt.base().step if attempt.base_file.exists() else None,
+        base_step=base.step if (base := attempt.started_from()) is not None else None,
         cause=cause_of(end),
     )

@@ -24,7 +24,8 @@ from gemctl.run import process
 from gemctl.run.attempt import Attempt, Base
 from gemctl.run.directory import RunDir
 from gemctl.run.durable import create, make_folder, make_folders
-from gemctl.run.files import Record, create_json, entries, read_json
+from gemctl.run.files import Record, create_json, is_whole, numbered, read_json, read_whole
+from gemctl.run.manifest import number_after
 
 JobState = Literal["waiting", "running", "ended", "unknown"]
 
@@ -81,6 +82,11 @@ class Submission:
         self.submitted_file = path / "submitted.json"
         self.output = path / "supervisor.log"
 
+    @property
+    def whole(self) -> bool:
+        """Whether all of it was written; request.json is last."""
+        return read_whole(self.request) is not None and is_whole(self.config) and is_whole(self.plan)
+
     @cached_property
     def asked(self) -> Record:
         """request.json, which is written once."""
@@ -113,7 +119,7 @@ class Submission:
 
     def submitted(self) -> dict[str, Any] | None:
         """Who runs it: `host` and `pid`, or `job`, and `time`; None before it was handed over."""
-        return read_json(self.submitted_file) if self.submitted_file.exists() else None
+        return read_whole(self.submitted_file)
 
     def write_process(self, pid: int) -> None:
         """Says that process `pid` of this machine is its supervisor."""
@@ -127,14 +133,13 @@ class Submission:
 def submit(run: RunDir, config: str, plan: str, request: dict[str, Any]) -> Submission:
     """Makes the run's next submission. `config`, `plan`: config.yaml and plan.json; `request`: `kind`, `app` and,
     where a preflight has verified it, the `base` of its first attempt."""
-    last = run.last_attempt()
     submission = Submission(_next_folder(run))
     create(submission.config, config)
     create(submission.plan, plan)
     facts = {
         "time": time.time(),
         "pid": os.getpid(),
-        "first_attempt": last.number + 1 if last is not None else 1,
+        "first_attempt": number_after(run, run.last_attempt()),
         "first_request": 1 + sum(1 for _ in run.requests.glob("*.json")),
     }
     create_json(submission.request, {**facts, **request})
@@ -142,7 +147,7 @@ def submit(run: RunDir, config: str, plan: str, request: dict[str, Any]) -> Subm
 
 
 def _next_folder(run: RunDir) -> Path:
-    number = 1 + max((int(path.name) for path in entries(run.submissions) if path.name.isdecimal()), default=0)
+    number = 1 + max(numbered(run.submissions), default=0)
     while True:
         folder = run.submissions / str(number)
         try:
@@ -154,10 +159,10 @@ def _next_folder(run: RunDir) -> Path:
 
 
 def submissions(run: RunDir) -> list[Submission]:
-    """All submissions of the run, oldest first; one whose maker died before its request.json is none."""
-    numbers = sorted(int(path.name) for path in entries(run.submissions) if path.name.isdecimal())
-    found = [Submission(run.submissions / str(number)) for number in numbers]
-    return [submission for submission in found if submission.request.exists()]
+    """All submissions of the run, oldest first; one whose maker died before its request.json, or whose files a power
+    loss has cut, is none."""
+    found = [Submission(run.submissions / str(number)) for number in numbered(run.submissions)]
+    return [submission for submission in found if submission.whole]
 
 
 def newest(run: RunDir) -> Submission | None:

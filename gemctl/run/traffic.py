@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gemctl.run.files import read_json
+from gemctl.run.files import read_whole
 from gemctl.run.journal import Journal
 
 
@@ -44,7 +44,8 @@ def traffic(journal: Journal) -> list[TrafficReport]:
 
 def _planned(path: Path) -> dict[tuple[str, str], tuple[int, int]]:
     """(calls, bytes) by axis and collective."""
-    parts: list[dict[str, Any]] = read_json(path).get("traffic", []) if path.exists() else []
+    plan = read_whole(path)
+    parts: list[dict[str, Any]] = [] if plan is None else plan.get("traffic", [])
     found: dict[tuple[str, str], tuple[int, int]] = {}
     for part in parts:
         key = part["axis"], part["collective"]

@@ -42,7 +42,7 @@ class Case:
 
     def __init__(self, root: Path) -> None:
         self.run = RunDir.create(str(root), "gem", ["gemctl", "train"])
-        self.submission = submit(self.run, "", "{}", {"kind": "slurm", "app": {}})
+        self.submission = submit(self.run, "{}", "{}", {"kind": "slurm", "app": {}})
         self.scheduler: Any = Scheduler()
         self.out = io.StringIO()
 

@@ -47,7 +47,7 @@ def _say(attempt: Attempt, rank: int, text: str) -> None:
 
 
 def _submitted(run: RunDir, pid: int) -> Submission:
-    submission = submit(run, "", "{}", {"kind": "local", "app": {}})
+    submission = submit(run, "{}", "{}", {"kind": "local", "app": {}})
     submission.write_process(pid)
     return submission
 
