@@ -24,6 +24,7 @@ from gemctl.cluster.host import this_host
 from gemctl.config.compose import from_yaml
 from gemctl.config.schema import Config
 from gemctl.data.batch import Batch
+from gemctl.durable import create
 from gemctl.errors import GemctlError, InputError
 from gemctl.mesh.groups import HostReport, Mesh
 from gemctl.mesh.topology import Topology
@@ -32,7 +33,6 @@ from gemctl.plan.state import saved_state
 from gemctl.run.access import written_as
 from gemctl.run.attempt import Attempt, Base, Heartbeat, claim, watch_beat
 from gemctl.run.directory import RunDir
-from gemctl.run.durable import create
 from gemctl.run.files import create_json, read_json, read_text
 from gemctl.run.inject import maybe_inject
 from gemctl.run.laid import lay_attempt, read_mesh

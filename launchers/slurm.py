@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from gemctl import env
 from gemctl.config.schema import Config
 from gemctl.config.slurm import SlurmConfig
+from gemctl.durable import create
 from gemctl.errors import InputError
 from gemctl.launchers import slurm_client
 from gemctl.launchers.request import from_json
@@ -22,7 +23,6 @@ from gemctl.launchers.slurm_job import batch_job, shell_word
 from gemctl.run import process
 from gemctl.run.access import written_as
 from gemctl.run.directory import RunDir
-from gemctl.run.durable import create
 from gemctl.run.submission import Job, Submission
 
 if TYPE_CHECKING:

@@ -24,9 +24,9 @@ from gemctl.checkpoint.content import as_text, content_sum
 from gemctl.checkpoint.load import read_object
 from gemctl.checkpoint.pieces import Piece
 from gemctl.checkpoint.storage import Reader
+from gemctl.durable import create, make_folders, sync_folder
 from gemctl.errors import GemctlError
 from gemctl.run.checkpoints import Exported
-from gemctl.run.durable import create, make_folders, sync_folder
 from gemctl.run.manifest import Manifest, StoredObject, read
 
 DTYPES = {

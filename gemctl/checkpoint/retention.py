@@ -8,9 +8,9 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from gemctl.durable import sync_folder
 from gemctl.run.attempt import Attempt
 from gemctl.run.directory import RunDir
-from gemctl.run.durable import sync_folder
 from gemctl.run.inject import Point
 from gemctl.run.manifest import FILE_NAME, checkpoints, valid_checkpoints
 

@@ -38,9 +38,9 @@ from gemctl.checkpoint.retention import prune, remove_strays
 from gemctl.checkpoint.staging import Stager
 from gemctl.checkpoint.storage import PIECES, PiecePlanner, Writer, rank_files
 from gemctl.config.schema import CheckpointConfig
+from gemctl.durable import sync_file, sync_folder
 from gemctl.errors import GemctlError
 from gemctl.run.directory import RunDir
-from gemctl.run.durable import sync_file, sync_folder
 from gemctl.run.files import JsonLog
 from gemctl.run.inject import Point, maybe_inject
 from gemctl.run.manifest import Manifest, RunFacts, StoredFile, StoredObject, describe_file, folder_name, publish

@@ -33,8 +33,8 @@ from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, Wri
 from torch.distributed.checkpoint.storage import WriteResult
 
 from gemctl.checkpoint.pieces import Piece
+from gemctl.durable import named
 from gemctl.errors import InputError
-from gemctl.run.durable import named
 from gemctl.run.inject import Point
 
 METADATA = ".metadata"

@@ -7,7 +7,6 @@ import platform
 import shutil
 import socket
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -16,6 +15,7 @@ from gemctl import env
 from gemctl.cluster import software
 from gemctl.cluster.catalogue import GIB
 from gemctl.cluster.host import Host, this_host
+from gemctl.durable import has_links
 
 MEMORY = 4 * GIB  # the main job's plan asks for about 3 GiB on four ranks
 SHM = GIB // 2  # checkpoints are staged in shared memory; a container's default is 64 MiB
@@ -110,13 +110,12 @@ def _gpus(host: Host) -> Check:
 
 
 def _root(root: Path) -> Check:
-    """Whether a run directory can be made; tries it in the nearest folder that exists."""
+    """Whether a run directory can be made, and files in it exclusively; tries it in the nearest folder that exists."""
     folder = root.absolute()
     while not folder.exists():
         folder = folder.parent
     try:
-        with tempfile.TemporaryFile(dir=folder):
-            pass
+        links = has_links(folder)
     except OSError as error:
         advice = f"can't write to {folder} ({error.strerror}): choose another folder (run.root)"
         return Check("run.root", "fail", str(root.absolute()), advice)
@@ -125,7 +124,11 @@ def _root(root: Path) -> Check:
         return Check(
             "run.root", "warn", f"{root.absolute()}, {free / GIB:.2f} GiB free", "checkpoints need space there"
         )
-    return Check("run.root", "ok", f"{root.absolute()}, {free / GIB:.0f} GiB free")
+    found = f"{root.absolute()}, {free / GIB:.0f} GiB free"
+    if not links:
+        advice = "its file system has none: files of runs are published by rename, which all hosts must see alike"
+        return Check("run.root", "warn", f"{found}, no hard links", advice)
+    return Check("run.root", "ok", found)
 
 
 def _network() -> Check:

@@ -25,6 +25,7 @@ from gemctl import paths
 from gemctl.data.history import Histories
 from gemctl.data.recbole import AtomicFile, RawLog, numbers, read
 from gemctl.data.rows import JaggedRows
+from gemctl.durable import sync_file, sync_folder
 from gemctl.errors import InputError
 from gemctl.specs.feature_spec import load, scalar
 
@@ -252,6 +253,9 @@ def _write(plan: _Plan, name: str, out: Path, cuts: list[int], histories: Histor
     (out / "vocabularies.json").write_text(
         json.dumps({"format": 1, "tables": plan.vocabularies}, ensure_ascii=False), encoding="utf-8"
     )
+    for file in (*(f"{part}.parquet" for part in _SPLIT), "vocabularies.json", "spec.yaml"):
+        sync_file(out / file)
+    sync_folder(out)
     load(out / "spec.yaml")  # names from the raw files might clash
     rows = dict(zip(_SPLIT, np.diff(cuts).tolist(), strict=True))
     labels = {n[6:]: float(np.nanmean(v[plan.train])) for n, v in plan.columns.items() if n.startswith("label_")}

@@ -20,6 +20,7 @@ from gemctl import paths
 from gemctl.config.schema import DataConfig, SyntheticConfig
 from gemctl.data import synthetic_world as world
 from gemctl.data.synthetic_world import ClickWorld, Events, Impressions
+from gemctl.durable import sync_file, sync_folder
 from gemctl.errors import InputError
 
 ROW_GROUP = 20_000
@@ -250,6 +251,8 @@ def _complete(path: Path) -> Iterator[Path]:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             yield temporary
+            sync_file(temporary)
             temporary.replace(path)
+            sync_folder(path.parent)
         finally:
             temporary.unlink(missing_ok=True)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from gemctl.config.schema import RecoverConfig
+from gemctl.durable import create
 from gemctl.errors import TERMINATED, GemctlError, Interrupted, TooFewHosts
 from gemctl.recover.budgets import MEANING, History, Kind
 from gemctl.recover.cause import Cause, lost_hosts, root_cause
@@ -24,7 +25,6 @@ from gemctl.run import requests
 from gemctl.run.attempt import Attempt, Base, claim
 from gemctl.run.conclusion import describe, hint
 from gemctl.run.directory import RunDir
-from gemctl.run.durable import create
 from gemctl.run.files import JsonLog, read_log
 from gemctl.run.manifest import Checkpoint, check_file, check_size, newest_verified, valid_checkpoints, verify
 from gemctl.run.rollback import distrusts, passed_over

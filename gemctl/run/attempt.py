@@ -30,8 +30,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from gemctl.durable import sync_folder
 from gemctl.errors import InputError
-from gemctl.run.durable import sync_folder
 from gemctl.run.files import create_json, is_whole, read_json, read_whole
 
 PATIENCE = 5.0  # seconds, at least, without a beat after which an attempt counts as dead

@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from gemctl import env, paths
+from gemctl.durable import make_folders, sync_folder
 from gemctl.errors import InputError
 from gemctl.run.access import Access, create_folder, written_as
 from gemctl.run.attempt import Attempt
-from gemctl.run.durable import make_folders, sync_folder
 from gemctl.run.files import create_json, entries, numbered, read_json, read_whole
 
 PACKAGES = ("gemctl", "torch", "torchrec", "fbgemm-gpu-cpu", "fbgemm-gpu", "torchx", "numpy", "pyarrow")

@@ -14,8 +14,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from gemctl.durable import create, named, open_log, read, steadily, sync_folder
 from gemctl.errors import InputError
-from gemctl.run.durable import create, named, open_log, read, steadily, sync_folder
 
 FORMAT = 1
 ROOM = 16 << 10  # bytes kept for last lines: an exception's takes up to about 7 KB

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gemctl.durable import create, steadily, sync_folder
 from gemctl.errors import InputError
 from gemctl.run.attempt import Attempt
 from gemctl.run.directory import RunDir
-from gemctl.run.durable import create, steadily, sync_folder
 from gemctl.run.files import FORMAT, entries, read_json
 
 FILE_NAME = "manifest.json"

@@ -20,10 +20,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from gemctl.durable import create, make_folder, make_folders
 from gemctl.run import process
 from gemctl.run.attempt import Attempt, Base
 from gemctl.run.directory import RunDir
-from gemctl.run.durable import create, make_folder, make_folders
 from gemctl.run.files import Record, create_json, is_whole, numbered, read_json, read_whole
 from gemctl.run.manifest import number_after
 

@@ -30,6 +30,7 @@ from gemctl.data.batch import Batch
 from gemctl.data.columns import disagreements
 from gemctl.data.files import DataPath
 from gemctl.data.loader import eval_batches, open_source
+from gemctl.durable import sync_file
 from gemctl.errors import GemctlError, InputError
 from gemctl.mesh.topology import resolve
 from gemctl.parallel.assemble import ShardedModel, assemble
@@ -150,6 +151,7 @@ class ScoreFile:
             try:
                 self._writer.close()
                 if failure is None:
+                    sync_file(self._draft)
                     self._draft.replace(self._path)
             finally:
                 self._draft.unlink(missing_ok=True)

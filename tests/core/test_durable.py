@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+from gemctl import durable
+from gemctl.durable import create, has_links, make_folders, read
 from gemctl.errors import InputError
-from gemctl.run import directory, durable, requests
+from gemctl.run import directory, requests
 from gemctl.run.attempt import claim
 from gemctl.run.directory import RunDir
-from gemctl.run.durable import create, has_links, make_folders, read
 from gemctl.run.files import JsonLog, create_json, last_line, read_json, read_log, read_whole
 
 

@@ -1,5 +1,6 @@
 """Facts of a machine, its builds of torch and FBGEMM, and what `gemctl doctor` makes of them."""
 
+import errno
 import os
 import socket
 from importlib import metadata
@@ -121,6 +122,16 @@ def test_doctor_passes_here_and_fails_on_wrong_builds(
     monkeypatch.setattr(software, "builds", lambda: builds({**CPU_SET, "torch": "2.13.0+cu130"}.get))
     assert main(["doctor", "--json", "--root", str(tmp_path)]) == 1
     assert '"status": "fail"' in capsys.readouterr().out
+
+
+def test_a_folder_without_hard_links_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    found = status_of(checks.check_machine(tmp_path))["run.root"]
+    assert found.status == "warn" and found.found.endswith("no hard links") and "rename" in found.advice
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_small_machine_gets_warnings_with_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
