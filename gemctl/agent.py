@@ -281,8 +281,8 @@ class Agent:
         monitor.start()
         target = elastic_launch(self._launch_config(place), _rank)
         try:
-            with _telling(monitor.registry):
-                target(work, str(self.run.path), self.attempt.number, os.getpid(), monitor.registry)
+            with _telling(monitor.registry):  # a Path, as torchrun looks for macros in strings
+                target(work, self.run.path, self.attempt.number, os.getpid(), monitor.registry)
         except ChildFailedError as error:
             for rank, failure in error.failures.items():
                 monitor.add_failure(rank, failure.pid, failure.exitcode)
@@ -388,7 +388,7 @@ def _use_interface(address: str) -> None:
         os.environ["GLOO_SOCKET_IFNAME"] = name
 
 
-def _rank(work: Work, run_path: str, number: int, agent: int, registry: int) -> None:
+def _rank(work: Work, run_path: Path, number: int, agent: int, registry: int) -> None:
     """What a forked rank runs: ends with the agent, writes to its own log, and leaves a record if it fails."""
     process.die_with_parent(agent)
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
@@ -397,12 +397,12 @@ def _rank(work: Work, run_path: str, number: int, agent: int, registry: int) -> 
         signal.SIGINT,
     ):  # schedulers send these to every process; they are the agent's to take
         signal.signal(quiet, signal.SIG_IGN)
-    rank, attempt = env.rank(), RunDir(Path(run_path)).attempt(number)
+    rank, attempt = env.rank(), RunDir(run_path).attempt(number)
     os.environ["GEMCTL_ATTEMPT"] = str(number)
     try:
         _prepare(attempt, rank)
         os.write(registry, f"{rank} {os.getpid()}\n".encode())
-        work(run_path, number)
+        work(str(run_path), number)
     except BaseException as error:
         try:
             stages.fail_unrecorded(attempt, rank, error)

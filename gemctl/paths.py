@@ -1,10 +1,11 @@
-"""Paths that a user typed: whether something is there (a path that cannot be is not there), and writing to them.
+"""Paths that a user typed or will type: whether something is there (a path that cannot be is not), and writing to them.
 
 from gemctl import paths
 paths.is_file("x" * 300)      # False, where pathlib raises
 with paths.writing("-o out.yaml"): ...
 """
 
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +29,12 @@ def is_file(path: str | Path) -> bool:
 def is_dir(path: str | Path) -> bool:
     """Whether a folder is at `path`; False where the system refuses to look."""
     return exists(path) and Path(path).is_dir()
+
+
+def word(path: str | Path) -> str:
+    """The path as one word of a command line that can be pasted into a shell; never an option."""
+    text = str(path)
+    return shlex.quote(f"./{text}" if text.startswith("-") else text)
 
 
 @contextmanager

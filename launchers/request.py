@@ -31,7 +31,9 @@ def request(run_path: Path, attempt: int, launcher: LauncherConfig, device: str 
     """
     from torchx.specs import AppDef, Role
 
-    program, *arguments = python("-m", "gemctl.agent", str(run_path), "--attempt", str(attempt), "--node", NODE)
+    program, *arguments = python(
+        "-m", "gemctl.agent", literal(str(run_path)), "--attempt", str(attempt), "--node", NODE
+    )
     role = Role(
         name=ROLE,
         image="",
@@ -43,6 +45,11 @@ def request(run_path: Path, attempt: int, launcher: LauncherConfig, device: str 
         resource=_resource(launcher, device),
     )
     return AppDef(name=run_path.name, roles=[role])
+
+
+def literal(text: str) -> str:
+    """`text` as an argument in which TorchX finds no macro."""
+    return text.replace("$", "$$")
 
 
 def to_json(app: "AppDef") -> dict[str, Any]:

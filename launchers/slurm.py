@@ -7,6 +7,7 @@ their order and their budgets are the supervisor's, as everywhere.
 """
 
 import dataclasses
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -19,7 +20,7 @@ from gemctl.errors import InputError
 from gemctl.launchers import slurm_client
 from gemctl.launchers.request import from_json
 from gemctl.launchers.slurm_agents import SlurmAgents
-from gemctl.launchers.slurm_job import batch_job, shell_word
+from gemctl.launchers.slurm_job import batch_job, file_name
 from gemctl.run import process
 from gemctl.run.access import written_as
 from gemctl.run.directory import RunDir
@@ -40,6 +41,8 @@ def check(config: Config) -> None:
         for name in slurm.env
         if not name.isidentifier() or not name.isascii()
     ]
+    if "\n" in config.run.root or "\n" in config.run.name:
+        problems.append("run.root, run.name: sbatch takes no path with a line break")
     if slurm.container_image is None:
         named = {"container_mounts": slurm.container_mounts, "container_workdir": slurm.container_workdir}
         problems += [
@@ -80,8 +83,8 @@ def form(app: "AppDef", config: Config, submission: Path) -> str:
     """The batch script."""
     run = submission.parent.parent
     words = process.python("-m", "gemctl", "supervise", str(run), "--submission", submission.name)
-    output = str(Submission(submission).output)
-    return batch_job(app, options(config), output, " ".join(map(shell_word, words))).script()
+    output = file_name(Submission(submission).output)
+    return batch_job(app, options(config), output, shlex.join(words)).script()
 
 
 def start(run: RunDir, submission: Submission, config: Config) -> None:
@@ -97,12 +100,12 @@ def array_form(app: "AppDef", config: Config, submissions: Sequence[Path]) -> st
     """The batch script of an array whose task i runs submission i; each writes to its own submission's log."""
     before = [
         "runs=(",
-        *(f"  {shell_word(str(folder.parent.parent))}" for folder in submissions),
+        *(f"  {shlex.quote(str(folder.parent.parent))}" for folder in submissions),
         ")",
         "run=${runs[SLURM_ARRAY_TASK_ID]}",
         f'exec >>"$run/submissions/{submissions[0].name}/{Submission(submissions[0]).output.name}" 2>&1',
     ]
-    supervise = " ".join(map(shell_word, process.python("-m", "gemctl", "supervise")))
+    supervise = shlex.join(process.python("-m", "gemctl", "supervise"))
     command = f'{supervise} "$run" --submission {submissions[0].name}'
     job = batch_job(app, options(config), "/dev/null", command, before)
     at_once = options(config).array_at_once

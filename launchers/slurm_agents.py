@@ -16,7 +16,7 @@ from gemctl.config.schema import Config
 from gemctl.config.slurm import SlurmConfig
 from gemctl.errors import GemctlError
 from gemctl.launchers import slurm_client
-from gemctl.launchers.request import request, to_json
+from gemctl.launchers.request import literal, request, to_json
 from gemctl.launchers.slurm_job import step
 from gemctl.launchers.slurm_nodes import SILENT, Chosen, ask, check_enough, choose, end
 from gemctl.run.attempt import Attempt
@@ -109,7 +109,7 @@ class SlurmAgents:
         submission = newest(self._run)
         memory = 0 if submission is None else read_json(submission.plan)["fit"]["needs"][0]["needed"]
         gpus = self._config.launcher.ranks_per_node if self._config.cluster.device == "cuda" else 0
-        doctor = ("doctor", "--node", str(folder), "--memory", str(memory), "--gpus", str(gpus))
+        doctor = ("doctor", "--node", literal(str(folder)), "--memory", str(memory), "--gpus", str(gpus))
         role.entrypoint, *role.args = python("-m", "gemctl", *doctor)
         return role
 

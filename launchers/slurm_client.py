@@ -3,6 +3,7 @@
 states(["1234"])        # [Job("1234", "waiting", "SLURM job 1234: PENDING: Priority")]
 """
 
+import re
 import subprocess
 import time
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ VERDICT_SECONDS = 600.0
 POLL = 1.0
 WAITING = {"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "CONFIGURING"}
 RUNNING = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"}
+TEXT = re.compile(r"(?:(.*?) )??(JobName|Comment|Command|WorkDir|StdErr|StdIn|StdOut)=(.*)$")
 UNKNOWN_ID, FORGOTTEN = "Invalid job id", "SLURM has forgotten it"
 
 
@@ -111,8 +113,17 @@ def own_jobs() -> dict[str, str]:
 
 def facts(job: str) -> dict[str, str]:
     """What SLURM says of a job that it has not forgotten yet, by its own names."""
-    told = call("scontrol", "--oneliner", "show", "job", job)
-    return dict(part.split("=", 1) for part in told.split() if "=" in part)
+    return parse_facts(call("scontrol", "show", "job", job))
+
+
+def parse_facts(text: str) -> dict[str, str]:
+    """Keys and values as scontrol shows a job. Names and paths, which may hold anything, reach to their line's end."""
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        pairs, key, value = match.groups() if (match := TEXT.match(line.strip())) else (line, "", "")
+        found |= dict(pair.split("=", 1) for pair in (pairs or "").split() if "=" in pair)
+        found |= {key: value} if key else {}
+    return found
 
 
 def requeue(job: int, restarts: int, only_if_preempted: bool) -> bool:

@@ -9,12 +9,15 @@ TorchX's own form is a heterogeneous job of one component a node: SLURM ignores 
 array.
 """
 
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gemctl.config.slurm import SlurmConfig
+from gemctl.launchers.request import literal
 
 if TYPE_CHECKING:
     from torchx.specs import AppDef, Role
@@ -45,14 +48,16 @@ class BatchJob:
         SIGUSR1 says that the time limit is near: until the command has a handler for it, it must not kill the script.
         """
         options = {"job-name": self.name, **self.options}
-        lines = [f"#SBATCH --{key}" + ("" if value is None else f"={value}") for key, value in options.items()]
+        lines = [
+            f"#SBATCH --{key}" + ("" if value is None else f"={directive(value)}") for key, value in options.items()
+        ]
         exports = [f"export {name}={shell_word(value)}" for name, value in self.env.items()]
         body = ["set -euo pipefail", "trap '' USR1", *exports, *self.setup, *self.before, f"exec {self.command}"]
         return "\n".join(["#!/bin/bash", *lines, "", *body]) + "\n"
 
 
 def batch_job(app: "AppDef", slurm: SlurmConfig, output: str, command: str, before: Sequence[str] = ()) -> BatchJob:
-    """The job for the one role of `app`. `output`: the file of the script's stdout and stderr."""
+    """The job for the one role of `app`. `output`: where the script's stdout and stderr go, in SLURM's own form."""
     (role,) = app.roles
     return BatchJob(
         app.name, _options(role, slurm, output), environment(role, slurm), list(slurm.setup), command, list(before)
@@ -93,7 +98,7 @@ def environment(role: "Role", slurm: SlurmConfig) -> dict[str, str]:
         named |= {"NCCL_SOCKET_IFNAME": slurm.interface, "GLOO_SOCKET_IFNAME": slurm.interface}
     if slurm.ib_hca:
         named["NCCL_IB_HCA"] = slurm.ib_hca
-    return role.env | named | slurm.env
+    return role.env | named | {name: literal(value) for name, value in slurm.env.items()}
 
 
 def step(role: "Role", slurm: SlurmConfig, hosts: Sequence[str] | None = None, output: str | None = None) -> list[str]:
@@ -110,7 +115,7 @@ def step(role: "Role", slurm: SlurmConfig, hosts: Sequence[str] | None = None, o
         *(() if output is None else (f"--output={output}",)),
         *_container(slurm),
     ]
-    command = " ".join([shell_word(role.entrypoint), *map(shell_word, role.args)])
+    command = " ".join([shlex.quote(role.entrypoint), *map(shell_word, role.args)])
     return [
         "srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--overlap", "--mem=0",
         "--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--input=none", "--export=ALL",
@@ -127,6 +132,21 @@ def _container(slurm: SlurmConfig) -> list[str]:
         *([f"--container-mounts={mounts}"] if mounts else []),
         *([f"--container-workdir={workdir}"] if workdir else []),
     ]
+
+
+def directive(value: str) -> str:
+    """`value` as sbatch reads it in a #SBATCH line: in quotes where a blank or # would end it. A backslash escapes any
+    character but a blank, in quotes too. A line break cannot be written."""
+    if not re.search(r"[\s\"'\\#]", value):
+        return value
+    return '"' + re.sub(r'(["\\])', r"\\\1", value) + '"'
+
+
+def file_name(path: Path) -> str:
+    """`path` as SLURM takes it for an output file: with a backslash in it, % means nothing, and the backslashes are
+    doubled; without one, % begins a placeholder and %% is a %."""
+    text = str(path)
+    return text.replace("\\", "\\\\") if "\\" in text else text.replace("%", "%%")
 
 
 def shell_word(text: str) -> str:

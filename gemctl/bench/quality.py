@@ -9,6 +9,7 @@ rows of data.eval. Two trainings and two evaluations: some minutes on 2 cores.
 """
 
 import json
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -49,7 +50,7 @@ def climb(overrides: list[str]) -> Ladder:
     model, without = [[MAIN, *overrides], [MAIN, *overrides, *WITHOUT_HISTORIES]]
     runs = [gemctl("train", *words) for words in (model, without)]
     scored = [gemctl("eval", run["path"]) for run in runs]
-    commands = [f"gemctl train {' '.join(words)}" for words in (model, without)]
+    commands = [shlex.join(["gemctl", "train", *words]) for words in (model, without)]
     return ladder(scored[0], scored[1], [*commands, "gemctl eval RUN (of each)"], runs[0]["run"]["versions"])
 
 

@@ -35,4 +35,4 @@ def run(args: argparse.Namespace) -> "Config | str":
         return config
     with paths.writing(f"-o {args.out}"):
         Path(args.out).write_text(to_yaml(config), encoding="utf-8")
-    return f"wrote {args.out}: gemctl train {args.out}"
+    return f"wrote {args.out}: gemctl train {paths.word(args.out)}"

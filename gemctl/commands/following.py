@@ -63,7 +63,7 @@ def comes_up(attempt: "Attempt") -> bool:
 
 def wait_for_start(run: "RunDir", submission: "Submission", launcher: "Launcher") -> "Detached":
     """Until the supervisor has made an attempt, or its job waits in a queue. GemctlError if it ended without one."""
-    from gemctl.run.conclusion import reference
+    from gemctl.run.conclusion import name
     from gemctl.run.submission import Detached
 
     deadline = time.monotonic() + START_SECONDS
@@ -75,7 +75,7 @@ def wait_for_start(run: "RunDir", submission: "Submission", launcher: "Launcher"
         waits = job is not None and job.state == "waiting"
         if attempt is not None or waits or time.monotonic() > deadline:
             begun = attempt.number if attempt is not None else None
-            return Detached(reference(run), str(run.path), submission.number, begun, job)
+            return Detached(name(run), str(run.path), submission.number, begun, job)
         time.sleep(POLL)
 
 

@@ -85,6 +85,7 @@ def _refuse_running(run: "RunDir", last: "Attempt | None") -> None:
     """InputError if the run's last attempt beats, or a job waits or has begun that will make one."""
     from gemctl.commands.following import comes_up, job_of, own_attempt
     from gemctl.commands.supervise import refuse_living
+    from gemctl.run.conclusion import reference
     from gemctl.run.status import open_submission
 
     if last is not None:
@@ -94,4 +95,4 @@ def _refuse_running(run: "RunDir", last: "Attempt | None") -> None:
     own = own_attempt(run, submission)
     begins = job is not None and job.state == "running" and (own is None or comes_up(own))
     if job is not None and (begins or job.state == "waiting"):
-        raise InputError(f"{run.run_id}: was submitted and has not ended: {job.detail}; gemctl stop {run.run_id}")
+        raise InputError(f"{run.run_id}: was submitted and has not ended: {job.detail}; gemctl stop {reference(run)}")

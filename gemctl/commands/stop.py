@@ -100,6 +100,8 @@ def _starts(attempt: "Attempt", job: "Job | None") -> bool:
 
 
 def _nobody(run: "RunDir", attempt: "Attempt | None", job: "Job | None") -> str:
+    from gemctl.run.conclusion import reference
+
     said = f" ({job.detail})" if job is not None else ""
     if attempt is None and job is not None and job.state == "unknown":
         return f"{run.run_id}: nobody can tell whether its job waits, so it was not stopped{said}; try again"
@@ -109,5 +111,5 @@ def _nobody(run: "RunDir", attempt: "Attempt | None", job: "Job | None") -> str:
         return f"{run.run_id}: does not run: attempt {attempt.number} {end['outcome']}{said}"
     return (
         f"{run.run_id}: attempt {attempt.number} left no end and does not beat: nobody is alive to take a stop "
-        f"request{said}; it ran on host {attempt.claim().host}; gemctl resume {run.run_id} goes on"
+        f"request{said}; it ran on host {attempt.claim().host}; gemctl resume {reference(run)} goes on"
     )

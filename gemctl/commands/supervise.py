@@ -28,6 +28,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     from gemctl.commands.launching import launcher_of
     from gemctl.run.access import written_as
+    from gemctl.run.conclusion import reference
     from gemctl.run.directory import find
     from gemctl.run.submission import newest, submissions
     from gemctl.startup import write_utf8
@@ -39,7 +40,7 @@ def run(args: argparse.Namespace) -> None:
     if wanted is None and args.submission is not None:
         raise InputError(f"--submission {args.submission}: {target.run_id} has {', '.join(map(str, known)) or 'none'}")
     if wanted is None:
-        raise InputError(f"{target.run_id}: nothing was submitted; gemctl resume {target.run_id} does")
+        raise InputError(f"{target.run_id}: nothing was submitted; gemctl resume {reference(target)} does")
     last = target.last_attempt()
     if last is not None and not launcher_of(wanted.kind).takes_over(wanted):
         refuse_living(target, last)
@@ -105,6 +106,7 @@ def _refuse_overtaken(run: "RunDir", submission: "Submission") -> None:
 
 def _nothing_to_do(run: "RunDir", submission: "Submission", last: "Attempt | None", unseen: int) -> str | None:
     """Why no attempt has to be made: the last one ended as wanted, or a stop request found nobody to take it."""
+    from gemctl.run.conclusion import reference
     from gemctl.run.requests import filed
 
     end = last.end() if last is not None and submission.made(last) else None
@@ -112,7 +114,7 @@ def _nothing_to_do(run: "RunDir", submission: "Submission", last: "Attempt | Non
     if end is not None and end["outcome"] in {"finished", "stopped", "killed"} and not taken_away:
         return f"run {run.run_id}: attempt {last.number if last else 0} has ended: {end['outcome']}"
     if any(wish.ends and wish.signal is None for wish in filed(run, unseen)):
-        return f"run {run.run_id}: was asked to stop before this attempt; gemctl resume {run.run_id} goes on"
+        return f"run {run.run_id}: was asked to stop before this attempt; gemctl resume {reference(run)} goes on"
     return None
 
 
@@ -126,6 +128,7 @@ def refuse_living(run: "RunDir", attempt: "Attempt") -> None:
     """InputError if the attempt still beats."""
     from gemctl.render.show import note
     from gemctl.run.attempt import watch_beat
+    from gemctl.run.conclusion import reference
 
     if not attempt.end_file.exists():
         note(f"attempt {attempt.number} left no end; watching up to {attempt.patience:.0f} s for a beat")
@@ -134,5 +137,5 @@ def refuse_living(run: "RunDir", attempt: "Attempt") -> None:
         host = f"host {attempt.claim().host}" if attempt.claimed else "a host that its claim.json does not name"
         raise InputError(
             f"{run.run_id}: attempt {attempt.number} runs on {host}, its last beat is {age:.1f} s "
-            f"old; to end it: gemctl stop {run.run_id}"
+            f"old; to end it: gemctl stop {reference(run)}"
         )

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from pyarrow import types as pt
 
+from gemctl import paths
 from gemctl.data.describe import Column, as_times, describe
 from gemctl.data.files import DataPath, find_files, shown
 from gemctl.data.parquet import ParquetSource, open_file
@@ -266,7 +267,8 @@ def _table_line(name: str, columns: list[Column]) -> str:
 
 
 def _lines(guess: _Guess, url: str, name: str, rows: int) -> Iterator[str]:
-    yield f"# Drafted by `gemctl data spec {url}` from the first {rows:,} rows: read every line before you train."
+    command = f"gemctl data spec {paths.word(url)}"
+    yield f"# Drafted by `{command}` from the first {rows:,} rows: read every line before you train."
     yield f"name: {scalar(name)}"
     yield from guess.top
     tables = [_table_line(table, columns) for table, columns in guess.tables.items()]

@@ -4,6 +4,7 @@ gemctl report RUN
 """
 
 import re
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -57,7 +58,7 @@ def _identity(value: Report) -> Section:
     rows = [
         ["run", f"{run['name']}/{run['run_id']}"],
         ["directory", value.path],
-        ["command", " ".join(run["command"])],
+        ["command", shlex.join(run["command"])],
         ["made", f"{date(run['created'])} on {run['host']}"],
         ["commit", commit],
         ["versions", versions],

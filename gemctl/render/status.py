@@ -3,6 +3,8 @@
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from gemctl import paths
+
 if TYPE_CHECKING:
     from rich.console import Group
     from rich.table import Table
@@ -132,7 +134,8 @@ def detached(value: "Detached") -> str:
     waits = value.job is not None and value.job.state == "waiting"
     state = "runs" if value.attempt is not None else "waits" if waits else "is being started"
     by = "" if value.job is None else f": {value.job.detail}"
-    return f"run {value.run} {state}{by}\nfollow it: gemctl logs -f {value.run}\nstop it: gemctl stop {value.run}"
+    run = paths.word(value.run)
+    return f"run {value.run} {state}{by}\nfollow it: gemctl logs -f {run}\nstop it: gemctl stop {run}"
 
 
 def sweep(value: "Sweep") -> "Table":

@@ -20,6 +20,6 @@ def dry_run(value: DryRun) -> Any:
 
 
 def _role(role: dict[str, Any]) -> list[str]:
-    environment = [f"    {name}={text}" for name, text in sorted(role["env"].items())]
+    environment = [f"    {name}={shlex.quote(text)}" for name, text in sorted(role["env"].items())]
     command = shlex.join([role["entrypoint"], *role["args"]])
     return [f"would launch {role['num_replicas']} × {role['name']}:", *environment, f"    {command}"]

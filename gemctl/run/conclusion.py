@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from gemctl import paths
 from gemctl.run.attempt import Attempt
 from gemctl.run.directory import RunDir
 from gemctl.run.manifest import valid_checkpoints
@@ -51,6 +52,11 @@ def hint(run: RunDir) -> str:
 
 
 def reference(run: RunDir) -> str:
+    """The same as `name` as one word of a command line."""
+    return paths.word(name(run))
+
+
+def name(run: RunDir) -> str:
     """How a user names the run from where they are: its id if it lies below ./runs, else its path."""
     return run.run_id if run.path.parent.parent == Path("runs").absolute() else short(run.path)
 

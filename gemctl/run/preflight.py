@@ -14,6 +14,7 @@ from gemctl.config.schema import Config
 from gemctl.errors import InputError
 from gemctl.plan.build import Plan
 from gemctl.plan.state import saved_state
+from gemctl.run.conclusion import reference
 from gemctl.run.cut import cut_files
 from gemctl.run.directory import RunDir
 from gemctl.run.files import read_log, read_whole
@@ -86,7 +87,7 @@ def _refuse_done(run: RunDir, step: int, config: Config) -> None:
     if step >= config.train.steps:
         raise InputError(
             f"{run.run_id}: has done {step} of train.steps={config.train.steps}; "
-            f"to go on: gemctl resume {run.run_id} train.steps={2 * step}"
+            f"to go on: gemctl resume {reference(run)} train.steps={2 * step}"
         )
 
 

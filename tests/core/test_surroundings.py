@@ -159,9 +159,7 @@ def _without_encoding(file: Path) -> list[str]:
         mode = named.get("mode", call.args[-1] if call.args and name != "NamedTemporaryFile" else None)
         mode = call.args[0] if name == "NamedTemporaryFile" and call.args else mode
         binary = isinstance(mode, ast.Constant) and "b" in str(mode.value)
-        module = (
-            call.func.value.id if isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Name) else ""
-        )
+        module = ast.unparse(call.func.value).split(".")[-1] if isinstance(call.func, ast.Attribute) else ""
         file_call = name in {"open", "fdopen"} and module not in {"os", "RunDir", "filesystem"} and not binary
         text_call = name in {"read_text", "write_text"} and isinstance(call.func, ast.Attribute)
         if "encoding" not in named and (file_call or text_call or "text" in named):

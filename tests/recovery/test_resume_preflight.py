@@ -13,6 +13,7 @@ from gemctl.config.resuming import RULES, Kind, changes, check_changes, rule_of
 from gemctl.config.schema import Config, DataConfig
 from gemctl.errors import InputError
 from gemctl.plan.state import saved_state
+from gemctl.run.conclusion import reference
 from gemctl.run.directory import RunDir
 from gemctl.run.manifest import publish, read
 from gemctl.specs.model import LayerSpec
@@ -144,7 +145,8 @@ def test_missing_optimizer_state_stops_before_the_launch(tmp_path: Path, capsys:
 
 def test_a_run_that_is_done_says_how_to_go_on(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
     _resume(run, "train.steps=4", code=2)
-    assert f"has done 4 of train.steps=4; to go on: gemctl resume {run.run_id} train.steps=8" in capsys.readouterr().err
+    told = f"has done 4 of train.steps=4; to go on: gemctl resume {reference(run)} train.steps=8"
+    assert told in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["rowwise_adagrad", "sgd"])
