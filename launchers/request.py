@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from gemctl import env
 from gemctl.config.schema import LauncherConfig
 from gemctl.config.slurm import SlurmConfig
-from gemctl.run.process import python
+from gemctl.run.process import FORK_SAFE, python
 
 if TYPE_CHECKING:
     from torchx.specs import AppDef, Resource
@@ -88,7 +88,7 @@ def _environment(launcher: LauncherConfig) -> dict[str, str]:
         threads = (launcher.slurm and launcher.slurm.cpus_per_rank) or 1
     values = {
         "OMP_NUM_THREADS": env.omp_threads() or str(threads),
-        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # torch must not open CUDA before the agent forks
+        **FORK_SAFE,
     }
     if launcher.nodes == 1:
         values["GLOO_SOCKET_IFNAME"] = env.gloo_interface() or "lo"

@@ -199,8 +199,16 @@ def _checkpoints(value: Report) -> Section:
 def _memory(value: Report) -> Section:
     m = value.memory
     own = m.peak - m.shared if m.peak is not None and m.shared is not None else None
-    rows = [
-        ["planned", binary(m.planned)],
+    rows = []
+    if m.gpu:
+        rows += [
+            ["GPU: planned", binary(m.gpu.planned)],
+            ["GPU: given to tensors", binary(m.gpu.allocated)],
+            ["GPU: held by the allocator", binary(m.gpu.reserved)],
+            ["GPU: given / planned", number(m.gpu.allocated / m.gpu.planned, 2) if m.gpu.planned else DASH],
+        ]
+    rows += [
+        ["planned" if m.gpu is None else "host: planned", binary(m.planned)],
         ["measured: peak resident memory", binary(m.peak)],
         ["  of it when the rank began (interpreter, libraries, pages shared with the agent)", binary(m.shared)],
         ["  grown since then, which the plan is about", binary(own)],

@@ -10,6 +10,9 @@ import time
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
+FORK_SAFE = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+"""Environment of a process that imports torch and forks: torchrec asks for GPUs as it is imported, which would open
+CUDA in the parent and make it useless in the children."""
 
 
 def python(*arguments: str) -> list[str]:
@@ -27,6 +30,7 @@ def run_module(module: str, *arguments: str, capture: bool = False) -> subproces
     """
     return subprocess.run(
         python("-m", module, *arguments),
+        env=os.environ | FORK_SAFE,
         capture_output=capture,
         encoding="utf-8",
         errors="replace",

@@ -96,6 +96,16 @@ class Memory:
     planned: int | None
     peak: int | None
     shared: int | None
+    gpu: "GpuMemory | None" = None
+
+
+@dataclass
+class GpuMemory:
+    """Bytes of one GPU on the rank that has most: planned, given to tensors, held by the allocator."""
+
+    planned: int | None
+    allocated: int
+    reserved: int
 
 
 @dataclass
@@ -326,17 +336,22 @@ def _failed_save(line: Line) -> str:
 
 
 def _memory(journal: Journal) -> Memory:
-    planned = _planned_bytes(journal.attempt.plan)
-    if not journal.ledger:
+    plan = read_whole(journal.attempt.plan)
+    last = journal.ledger[-1] if journal.ledger else {}
+    allocated = last.get("gpu_allocated", [0, 0, 0])[2]
+    gpu = GpuMemory(_planned(plan, "device"), int(allocated), int(last["gpu_reserved"][2])) if allocated else None
+    planned = _planned(plan, "host") if gpu else _planned(plan, "device", "host")
+    if not last:
         return Memory(planned, None, None)
-    last = journal.ledger[-1]
-    return Memory(planned, int(last["peak_rss"][2]), int(last["start_rss"][2]))
+    return Memory(planned, int(last["peak_rss"][2]), int(last["start_rss"][2]), gpu)
 
 
-def _planned_bytes(path: Path) -> int | None:
-    """Bytes that the plan has on a rank, on the rank that has most."""
-    plan = read_whole(path)
-    return None if plan is None else int(plan["classes"]["listed"][0]["total"])
+def _planned(plan: Line | None, *places: str) -> int | None:
+    """Bytes that the plan has in these places on the rank that has most in all."""
+    if plan is None:
+        return None
+    sizes = plan["classes"]["listed"][0]["bytes"]
+    return sum(int(sizes[item["name"]]) for item in plan["objects"] if item["place"] in places)
 
 
 def _unknown_ids(train: list[Line]) -> dict[str, int]:

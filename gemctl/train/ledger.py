@@ -10,17 +10,26 @@
 Time counts from the start of the process, and what passed before the ledger was made counts as `import`. Parts are
 exclusive: the seconds of a part inside another are the inner one's alone, except inside the parts of WHOLE. Until
 `first_step_done()` a wait for data is `first_batch` and every part of a step is `first_step`, so start-up keeps its own
-stages. A part costs about a microsecond. On an accelerator the clocks show when the host waits. `exposed_communication`
-is what the dense part waits inside its own collectives, so its forward and backward are compute
-(gemctl/run/efficiency.py).
+stages. A part costs about a microsecond. `exposed_communication` is what the dense part waits inside its own
+collectives, so its forward and backward are compute (gemctl/run/efficiency.py).
+
+On a GPU the host runs ahead, so its clock says when work was launched. After start-up `take` therefore gives the
+stream's seconds: every edge of a part is an event on the stream, from one edge to the next counts as on the host, and
+`take` waits for the last. What the GPU idles counts for the part that launches too late, as a wait for data does.
+`totals`, from which slow ranks are named, stays the host's.
 """
 
 import os
 import resource
 import sys
 import time
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
+from typing import Any, Protocol
+
+import torch
 
 STARTUP = ("import", "process_group", "build", "load", "first_batch", "first_step")
 STEP = (
@@ -57,11 +66,54 @@ class _Part:
         self.ledger._exit()
 
 
+class Event(Protocol):
+    """What is needed of `torch.cuda.Event(enable_timing=True)`."""
+
+    def record(self) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def elapsed_time(self, end_event: Any) -> float: ...
+
+
+class StreamClock:
+    """Which part the current stream's time belongs to, by events between its kernels; a mark costs microseconds."""
+
+    def __init__(self, event: Callable[[], Event]) -> None:
+        self._event = event
+        self._free: list[Event] = []
+        self._marks: list[tuple[int | None, Event]] = []
+        self.mark(None)
+
+    def mark(self, part: int | None) -> None:
+        """From here on the stream's time belongs to `part`; None: to none."""
+        event = self._free.pop() if self._free else self._event()
+        event.record()
+        self._marks.append((part, event))
+
+    def take(self, part: int | None) -> dict[int | None, float]:
+        """Seconds by part since the last call, of which the stream's work is done then; `part` is at work now."""
+        self.mark(part)
+        self._marks[-1][1].synchronize()
+        seconds: dict[int | None, float] = {}
+        for (own, begin), (_, end) in pairwise(self._marks):
+            seconds[own] = seconds.get(own, 0.0) + begin.elapsed_time(end) / 1e3
+        self._free += [event for _, event in self._marks[:-1]]
+        self._marks = self._marks[-1:]
+        return seconds
+
+
+def _cuda_event() -> Event:
+    event: Event = torch.cuda.Event(enable_timing=True)
+    return event
+
+
 class Ledger:
     """The clocks of one rank. Use it from one thread."""
 
     def __init__(self, start: float | None = None) -> None:
         """`start`: `time.perf_counter()` value from which time counts; None: the start of this process."""
+        self._stream: StreamClock | None = None
         now = time.perf_counter()
         self.start_rss = peak_rss()  # bytes when the ledger was made: interpreter, libraries, pages shared by the fork
         self._start = process_start() if start is None else start
@@ -81,18 +133,32 @@ class Ledger:
         """`with ledger.part(name)`: the seconds inside count as `name`, one of PARTS (KeyError otherwise)."""
         return self._parts[name]
 
-    def first_step_done(self) -> None:
-        """Ends start-up: from now on parts of a step count under their own names."""
+    def first_step_done(self, event: Callable[[], Event] | None = None) -> None:
+        """Ends start-up: from now on parts of a step count under their own names, and where there is a GPU (or an
+        `event` to mark its stream with) `take` gives the stream's seconds.
+        """
         self._parts = self._steady
+        if event is None and torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+            event = _cuda_event
+        if event is not None:
+            self._settle()
+            self._startup = list(self._seconds)
+            self._stream = StreamClock(event)
 
     def take(self) -> dict[str, float]:
         """Seconds by part since the last `take` (or the start), with `wall` and `unaccounted` = wall − Σ parts."""
+        on_stream = self._stream.take(self._stack[-1] if self._stack else None) if self._stream else None
         now = self._settle()
-        seconds = dict(zip(PARTS, self._seconds, strict=True))
-        self._taken = {name: self._taken[name] + seconds[name] for name in PARTS}
+        self._taken = {name: self._taken[name] + own for name, own in zip(PARTS, self._seconds, strict=True)}
+        seconds = self._seconds
+        if on_stream is not None:
+            seconds = [before + on_stream.get(index, 0.0) for index, before in enumerate(self._startup)]
+            self._startup = [0.0] * len(PARTS)
         wall = now - self._taken_at
         self._seconds, self._taken_at = [0.0] * len(PARTS), now
-        return seconds | {"wall": wall, "unaccounted": wall - sum(seconds.values())}
+        parts = dict(zip(PARTS, seconds, strict=True))
+        return parts | {"wall": wall, "unaccounted": wall - sum(seconds)}
 
     def seconds(self, name: str) -> float:
         """Seconds of one part so far, over all intervals, an open part included."""
@@ -126,11 +192,15 @@ class Ledger:
             index = outer if self._whole[outer] else index
         self._mark = now
         self._stack.append(index)
+        if self._stream:
+            self._stream.mark(index)
 
     def _exit(self) -> None:
         now = time.perf_counter()
         self._seconds[self._stack.pop()] += now - self._mark
         self._mark = now
+        if self._stream:
+            self._stream.mark(self._stack[-1] if self._stack else None)
 
 
 def process_start() -> float:
@@ -148,3 +218,10 @@ def peak_rss() -> int:
     """Largest resident memory of this process so far, in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def gpu_memory() -> dict[str, int]:
+    """The most bytes of this process's GPU so far, that tensors had and that the allocator held; zeros without one."""
+    if not torch.cuda.is_initialized():
+        return {"gpu_allocated": 0, "gpu_reserved": 0}
+    return {"gpu_allocated": torch.cuda.max_memory_allocated(), "gpu_reserved": torch.cuda.max_memory_reserved()}

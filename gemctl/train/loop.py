@@ -112,7 +112,8 @@ class Trainer:
             self.log.passed_over()
             return stepper.pass_over(index)
         self.stage("step", index)
-        batch = batch.to(self.model.device)
+        with self.ledger.part("data_wait"):
+            batch = batch.to(self.model.device)
         result = stepper.step(index, batch, self.stride, self.wishes())
         with self.ledger.part("log"):
             self.log.named(self.stragglers.named())

@@ -27,14 +27,15 @@ from gemctl.data.batch import Batch
 from gemctl.parallel.traffic import AXES, COLLECTIVES, TrafficCounter
 from gemctl.run.files import JsonLog
 from gemctl.specs.data import FeatureSpec
-from gemctl.train.ledger import PARTS, Ledger, peak_rss
+from gemctl.train.ledger import PARTS, Ledger, gpu_memory, peak_rss
 from gemctl.train.metrics import Quality, TaskMetrics
 from gemctl.train.stragglers import Loss, Straggler
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-_ROW = (*PARTS, "unaccounted", "wall", "peak_rss", "start_rss")
+_MEMORY = ("peak_rss", "start_rss", "gpu_allocated", "gpu_reserved")  # bytes, each the most so far
+_ROW = (*PARTS, "unaccounted", "wall", *_MEMORY)
 _SENT = tuple(product(AXES, COLLECTIVES))
 # Seconds of these are not part of the time that throughput and MFU are about.
 _NOT_TRAINING = ("import", "process_group", "build", "load", "first_batch", "first_step", "peak", "eval")
@@ -143,7 +144,7 @@ class TrainLog:
         """[world, columns] with every rank's row, the summed counters, and the traffic of a rank on average; the
         metrics are summed in place."""
         seconds = self._ledger.take()
-        memory = {"peak_rss": float(peak_rss()), "start_rss": float(self._ledger.start_rss)}
+        memory = {"peak_rss": peak_rss(), "start_rss": self._ledger.start_rss, **gpu_memory()}
         row = torch.zeros(self._world, len(_ROW), dtype=torch.float64)
         row[self._rank] = torch.tensor([(seconds | memory)[name] for name in _ROW], dtype=torch.float64)
         self._counters[-1] = self.peak or 0.0
@@ -184,7 +185,7 @@ class TrainLog:
         most, rank = matrix.max(0)
         columns = zip(matrix.min(0).values.tolist(), matrix.mean(0).tolist(), most.tolist(), rank.tolist(), strict=True)
         stats = {name: list(column) for name, column in zip(_ROW, columns, strict=True)}
-        memory = {name: stats.pop(name) for name in ("peak_rss", "start_rss")}
+        memory = {name: stats.pop(name) for name in _MEMORY}
         wall = stats.pop("wall")
         return {
             "kind": "interval",

@@ -202,3 +202,62 @@ def test_tensorboard_holds_the_figures(tmp_path: Path) -> None:
 
 def test_the_peak_is_a_rate_of_this_machine() -> None:
     assert 1e8 < measure_peak(torch.device("cpu"), budget=0.05) < 1e13
+
+
+class Stream:
+    """A GPU's stream: work is queued at once and done later; the host sees its events when it waits for them."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def event(self) -> "StreamEvent":
+        return StreamEvent(self)
+
+
+class StreamEvent:
+    def __init__(self, stream: Stream) -> None:
+        self.stream, self.at = stream, math.nan
+
+    def record(self) -> None:
+        self.at = self.stream.now
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, end_event: "StreamEvent") -> float:
+        return 1e3 * (end_event.at - self.at)
+
+
+def test_a_stream_that_lags_behind_the_host_is_clocked_by_its_own_time(clock: Clock) -> None:
+    stream, ledger = Stream(), Ledger(start=clock())
+    with ledger.part("dense_forward"):
+        clock.busy(7)  # start-up is the host's
+    ledger.first_step_done(stream.event)
+    for _ in range(2):
+        with ledger.part("dense_backward"):
+            clock.busy(1)  # the host only launches
+            stream.now += 20
+            with ledger.part("exposed_communication"):
+                stream.now += 3
+        with ledger.part("optimizer"):
+            clock.busy(10)  # and here waits for what it has launched
+            stream.now += 4
+    stream.now += 5
+    got = ledger.take()
+    assert got["first_step"] == 7
+    assert (got["dense_backward"], got["exposed_communication"], got["optimizer"]) == (40, 6, 8)
+    assert ledger.totals()["dense_backward"] == 2, "slow ranks are judged by the host's clocks"
+
+
+def test_a_part_that_is_open_at_the_end_of_an_interval_goes_on_in_the_next_on_the_stream_too(clock: Clock) -> None:
+    stream, ledger = Stream(), Ledger(start=clock())
+    ledger.first_step_done(stream.event)
+    with ledger.part("log"):
+        stream.now += 2
+        assert ledger.take()["log"] == 2
+        stream.now += 3
+        with ledger.part("dense_forward"):
+            stream.now += 4  # inside a part that counts whole
+    stream.now += 1
+    assert ledger.take()["log"] == 7
+    assert ledger.take()["log"] == 0

@@ -20,9 +20,9 @@ from gemctl.render.show import plain, rendered
 from gemctl.run.attempt import Attempt, Base, claim
 from gemctl.run.compare import compare
 from gemctl.run.directory import RunDir
-from gemctl.run.files import JsonLog, create_json
+from gemctl.run.files import JsonLog, create_json, read_log
 from gemctl.run.manifest import Manifest, RunFacts, describe_file, publish
-from gemctl.run.report import build
+from gemctl.run.report import GpuMemory, build
 from gemctl.run.rollback import RolledBack, record
 from gemctl.startup import Messages
 
@@ -58,7 +58,9 @@ def write_attempt(run: RunDir, number: int, base: int, steps: list[int], end: di
     attempt.write_base(Base(None if base == 0 else f"step_{base}.a{number - 1}", base))
     attempt.config.write_text(to_yaml(Config(data=DataConfig("spec.yaml", "t"), train=TrainConfig(steps=40))))
     planned = [{"axis": "ep", "collective": "all-gather", "messages": 1, "bytes": 3000}] * 2
-    create_json(attempt.plan, {"classes": {"count": 1, "listed": [{"total": 200 * 2**20}]}, "traffic": planned})
+    objects = [{"name": "tables", "place": "device"}, {"name": "input batches", "place": "host"}]
+    classes = {"count": 1, "listed": [{"bytes": {"tables": 150 * 2**20, "input batches": 50 * 2**20}}]}
+    create_json(attempt.plan, {"classes": classes, "objects": objects, "traffic": planned})
     now = start + 2
     agent = JsonLog(attempt.agent_log(0))
     agent.write({"event": "agent", "pid": 1, "host": "h", "time": start + 0.25})
@@ -400,3 +402,14 @@ def test_progress_on_a_terminal_shows_a_bar(run: RunDir, monkeypatch: pytest.Mon
         progress.follow(run.attempts()[0])
         progress.note("a note that stays")
     assert "━" in out.getvalue() and "step 30/40" in out.getvalue() and "a note that stays" in out.getvalue()
+
+
+def test_a_gpus_peak_is_compared_with_what_the_plan_puts_on_it(run: RunDir) -> None:
+    attempt = run.attempt(2)
+    line = read_log(attempt.ledger)[-1]
+    line |= {"gpu_allocated": [1, 2, 120.0 * 2**20, 1], "gpu_reserved": [1, 2, 130.0 * 2**20, 1]}
+    JsonLog(attempt.ledger).write(line)
+    memory = build(run).memory
+    assert memory.gpu == GpuMemory(150 * 2**20, 120 * 2**20, 130 * 2**20)
+    assert memory.planned == 50 * 2**20, "the host's part alone"
+    assert re.search(r"GPU: given / planned +0\.80", text(build(run)))
