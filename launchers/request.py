@@ -7,11 +7,11 @@ The schedulers of launchers/*.py turn it into their own form; attempts/<n>/reque
 
 import dataclasses
 import math
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gemctl import env
+from gemctl.cluster.host import cores
 from gemctl.config.schema import LauncherConfig
 from gemctl.config.slurm import SlurmConfig
 from gemctl.run.process import FORK_SAFE, python
@@ -83,7 +83,7 @@ def _resource(launcher: LauncherConfig, device: str) -> "Resource":
 
 
 def _environment(launcher: LauncherConfig) -> dict[str, str]:
-    threads = max(1, (os.cpu_count() or 1) // launcher.ranks_per_node)
+    threads = max(1, cores() // launcher.ranks_per_node)
     if launcher.kind == "slurm":  # its nodes are other machines
         threads = (launcher.slurm and launcher.slurm.cpus_per_rank) or 1
     values = {

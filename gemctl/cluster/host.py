@@ -10,6 +10,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from gemctl.cluster.cgroup import Limits, limits, whole_cores
+
 MIB = 1 << 20
 
 
@@ -24,7 +26,7 @@ class HostGpu:
 
 @dataclass(frozen=True)
 class Host:
-    """Bytes of memory are what this process may use: the machine's, or its control group's limit if lower."""
+    """What this process may use: all of the machine's cores and bytes of memory, or less by its control groups."""
 
     cores: int
     memory: int
@@ -36,9 +38,16 @@ class Host:
 def this_host(gpus: bool = True) -> Host:
     """The facts of the machine that this runs on; `gpus=False` does not ask nvidia-smi (which can take a second)."""
     info = meminfo(Path("/proc/meminfo").read_text(encoding="utf-8"))
-    memory = min([info["MemTotal"], *_limits()])
-    available = min(info.get("MemAvailable", memory), memory)
-    return Host(len(os.sched_getaffinity(0)), memory, available, shm_bytes(), find_gpus() if gpus else [])
+    given = limits()
+    memory = min(info["MemTotal"], given.memory or info["MemTotal"])
+    left = memory if given.memory_available is None else given.memory_available
+    available = min(info.get("MemAvailable", memory), left)
+    return Host(cores(given), memory, available, shm_bytes(), find_gpus() if gpus else [])
+
+
+def cores(given: Limits | None = None) -> int:
+    """Cores that this process may have at work at once: those of its cpuset, or fewer by its control groups' quota."""
+    return whole_cores((given or limits()).cores, len(os.sched_getaffinity(0)))
 
 
 def meminfo(text: str) -> dict[str, int]:
@@ -69,16 +78,3 @@ def parse_gpus(text: str) -> list[HostGpu]:
     """nvidia-smi's lines "name, MiB, driver" as values; a line whose memory is no number (N/A) is left out."""
     rows = [[field.strip() for field in row] for row in csv.reader(text.splitlines())]
     return [HostGpu(row[0], int(row[1]) * MIB, row[2]) for row in rows if len(row) == 3 and row[1].isdigit()]
-
-
-def _limits() -> list[int]:
-    """Memory limits of this process's control groups (v2 and v1), where they are set."""
-    found = []
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            text = Path(path).read_text(encoding="utf-8").strip()
-        except OSError:
-            continue
-        if text.isdigit():
-            found.append(int(text))
-    return found

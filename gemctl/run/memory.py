@@ -8,7 +8,7 @@ oom_kills() > before    # then it was out of memory, most likely
 from collections.abc import Iterator
 from pathlib import Path
 
-CGROUPS = Path("/sys/fs/cgroup")
+from gemctl.cluster.cgroup import own_groups
 
 
 def oom_kills() -> int:
@@ -24,22 +24,9 @@ def oom_kills() -> int:
     return 0
 
 
-def own_cgroup() -> Path | None:
-    """The folder of this process's memory cgroup; None where there is none. A container sees its own as the root."""
-    try:
-        lines = Path("/proc/self/cgroup").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-    except OSError:
-        return None
-    paths = {controllers: path.lstrip("/") for _, controllers, path in (line.split(":", 2) for line in lines)}
-    first = next((path for controllers, path in paths.items() if "memory" in controllers.split(",")), None)
-    root, path = (CGROUPS, paths.get("", "")) if first is None else (CGROUPS / "memory", first)
-    return next((folder for folder in (root / path, root) if folder.is_dir()), None)
-
-
 def _counters() -> Iterator[Path]:
     """Where the counter may be, the nearest to this process first."""
-    folder = own_cgroup()
-    if folder is not None:
+    for folder, *_ in own_groups("memory"):
         yield folder / "memory.events"
         yield folder / "memory.oom_control"
     yield Path("/proc/vmstat")

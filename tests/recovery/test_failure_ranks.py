@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gemctl.run import memory
+from gemctl.cluster.cgroup import own_groups
 from gemctl.run.files import read_log
 from tests.recovery.small_run import Case, Ended, supervise_all
 from tests.world import run_world
@@ -21,7 +21,7 @@ TOLD = {"kill": "killed by SIGKILL", "raise": "InjectedError: planted in rank 1"
 @pytest.fixture(scope="module")
 def cgroup() -> Iterator[Path | None]:
     """A memory cgroup of 400 MB, of either version; None where this user may not make one."""
-    own = memory.own_cgroup()
+    own = next((chain[0] for chain in own_groups("memory")), None)
     folder = own / f"gemctl-test-{os.getpid()}" if own is not None else None
     limit = "memory.max" if (Path("/sys/fs/cgroup") / "cgroup.controllers").exists() else "memory.limit_in_bytes"
     try:
