@@ -220,7 +220,9 @@ layers:
 def _resuming() -> str:
     intro = (
         "`gemctl resume RUN KEY=VALUE` changes keys of a run that goes on. A rule holds for a key, or for all keys of "
-        "a group that have none of their own; `--allow KEY` takes keys and groups."
+        "a group that have none of their own; `--allow KEY` takes keys and groups.\n\n"
+        "For `data.spec`, `data.train` and `data.eval` the content counts: a new place of the same content is free, "
+        "and files that have changed where they are count as a change of their key."
     )
     rows = [[f"`{rule.key}`", rule.kind.value, rule.reason] for rule in RULES]
     return f"## What a resumed run may change\n\n{intro}\n\n" + _table(["key", "change", "because"], rows)

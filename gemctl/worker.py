@@ -24,22 +24,23 @@ from gemctl.cluster.host import this_host
 from gemctl.config.compose import from_yaml
 from gemctl.config.schema import Config
 from gemctl.data.batch import Batch
+from gemctl.data.fingerprint import changed
 from gemctl.durable import create
 from gemctl.errors import GemctlError, InputError
 from gemctl.mesh.groups import HostReport, Mesh
 from gemctl.mesh.topology import Topology
 from gemctl.parallel.assemble import assemble
 from gemctl.plan.state import saved_state
+from gemctl.run import inputs
 from gemctl.run.access import written_as
 from gemctl.run.attempt import Attempt, Base, Heartbeat, claim, watch_beat
 from gemctl.run.directory import RunDir
 from gemctl.run.files import create_json, read_json, read_text
 from gemctl.run.inject import maybe_inject
 from gemctl.run.laid import lay_attempt, read_mesh
-from gemctl.run.manifest import RunFacts, count_kinds
+from gemctl.run.manifest import RunFacts, count_kinds, newest_verified
 from gemctl.run.requests import Request, pending
 from gemctl.run.rollback import passed_over, record
-from gemctl.run.selection import newest_verified
 from gemctl.run.stages import Stage, StageRecorder
 from gemctl.run.warm_start import match
 from gemctl.specs import feature_spec
@@ -83,6 +84,9 @@ class Worker:
         self.rank, self.world = env.rank(), env.world_size()
         self.stages = StageRecorder(attempt, self.rank)
         self.config = from_yaml(read_text(attempt.config), str(attempt.config))
+        self.inputs = inputs.read(attempt.path, run.path)
+        if self.inputs is not None:
+            self.config.data = inputs.pinned(self.config.data, self.inputs, attempt.path)
         self.device = torch.device("cpu")
         self.handled = 0
         self.planted: set[str] = set()  # by GEMCTL_INJECT, into the next step
@@ -123,7 +127,7 @@ class Worker:
         self.device = init_world(self.config.cluster.device)
 
     def _build(self) -> Trainer:
-        spec = feature_spec.load(self.config.data.spec)
+        spec = self._spec()
         topology = self.mesh.topology
         model = assemble(self.config, spec, topology, self.device)
         model.initialise(self.config.run.seed)
@@ -137,6 +141,15 @@ class Worker:
             self._saver(topology), log, self.ledger, _flops(self.config, spec), self._enter, self._wishes,
             self._stop_filed, self.rank, self.world,
         )  # fmt: skip
+
+    def _spec(self) -> FeatureSpec:
+        """The attempt's copy of the feature spec. InputError where this host's data are not those of the submission."""
+        if self.inputs is not None and env.local_rank() == 0:  # the other ranks of the host see the same files
+            sets = self.inputs.data_sets()
+            problems = [problem for key, sources in sets.items() for problem in changed(key, sources)]
+            if problems:
+                raise InputError([f"host {socket.gethostname()}: {problem}" for problem in problems])
+        return feature_spec.load(self.config.data.spec)
 
     def _place(self) -> Mesh:
         """The mesh as it was laid over the hosts, in which this rank must be where it runs."""
@@ -165,8 +178,6 @@ class Worker:
         if base.checkpoint is not None:
             folder = self.run_dir.checkpoints / base.checkpoint
             manifest = load(folder, trainer.state())
-            if manifest.step != base.step:
-                raise InputError(f"{folder}: holds step {manifest.step} now; it was that of step {base.step}")
             trainer.optimizer.applied = manifest.position["applied_updates"]
             trainer.spikes.restore(manifest.position.get("losses", []))
             trainer.skipped = manifest.position.get("skipped_in_a_row", 0)
@@ -178,7 +189,9 @@ class Worker:
             return
         if self.rank == 0:
             counts = {kind: asdict(count) for kind, count in count_kinds(manifest.objects).items()}
-            create_json(self.attempt.loaded, {"checkpoint": str(folder), "step": manifest.step, "tensors": counts})
+            # One of its own goes by its name alone, which stays right where the run is moved.
+            name = base.checkpoint or str(folder)
+            create_json(self.attempt.loaded, {"checkpoint": name, "step": manifest.step, "tensors": counts})
 
     def _enter(self, stage: Stage, step: int | None) -> None:
         self.stages.enter(stage, step)
@@ -257,13 +270,11 @@ def _take_over(run: RunDir, last: Attempt, source: Attempt, config: Config) -> i
     )  # fmt: skip
     for file in ("config", "plan"):
         create(getattr(attempt, file), getattr(source, file).read_bytes())
-    try:
-        choice = newest_verified(run)
-    except InputError:
-        attempt.write_end("failed")
-        raise
-    name, step = (choice.checkpoint.path.name, choice.checkpoint.step) if choice.checkpoint else (None, 0)
-    attempt.write_base(Base(name, step, passed_over(run.attempts(), step), choice.left_alone))
+    for part, text in inputs.texts(source.path).items():
+        create(attempt.path / part, text)
+    checkpoint, _ = newest_verified(run)
+    name, step = (checkpoint.path.name, checkpoint.step) if checkpoint else (None, 0)
+    attempt.write_base(Base(name, step, passed_over(run.attempts(), step)))
     return attempt.number
 
 

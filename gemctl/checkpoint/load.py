@@ -20,8 +20,8 @@ from torch import Tensor
 
 from gemctl.checkpoint.content import as_text, content_sums
 from gemctl.checkpoint.storage import Reader
-from gemctl.errors import GemctlError, InputError, Unreadable
-from gemctl.run.manifest import Manifest, check_file, file_faults, read
+from gemctl.errors import GemctlError, InputError
+from gemctl.run.manifest import Manifest, check_file, read
 
 
 def load(folder: Path, state: Mapping[str, Tensor], group: dist.ProcessGroup | None = None) -> Manifest:
@@ -82,11 +82,8 @@ def _refuse(faults: list[str]) -> None:
 def _faulty_files(folder: Path, manifest: Manifest, group: dist.ProcessGroup | None) -> list[str]:
     """Faults that all ranks found; each looks at its share of the files."""
     rank, world = dist.get_rank(group), dist.get_world_size(group)
-    mine = dict(sorted(manifest.files.items())[rank::world])
-    try:
-        faults = file_faults(folder, replace(manifest, files=mine), check_file)
-    except Unreadable as error:  # the others wait in the gather
-        faults = error.problems
+    mine = sorted(manifest.files.items())[rank::world]
+    faults = [fault for name, stored in mine if (fault := check_file(folder / name, stored))]
     return sorted(fault for part in _all_gather(faults, group) for fault in part)
 
 

@@ -8,6 +8,7 @@ gemctl bench model model=gem_tiny --longest 512 --fill 0.3     # beside the same
 import argparse
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -133,6 +134,7 @@ def _check_race(args: argparse.Namespace) -> None:
 def _of_run(args: argparse.Namespace) -> "Config":
     from gemctl.config.compose import from_yaml
     from gemctl.run.directory import find
+    from gemctl.run.inputs import here
 
     if args.words:
         raise InputError(f"{' '.join(args.words)}: --run has a configuration already")
@@ -140,7 +142,8 @@ def _of_run(args: argparse.Namespace) -> "Config":
     attempt = run.configured()
     if attempt is None:
         raise InputError(f"{run.path}: no attempt has left a configuration here")
-    return from_yaml(attempt.config.read_text(encoding="utf-8"), str(attempt.config))
+    config = from_yaml(attempt.config.read_text(encoding="utf-8"), str(attempt.config))
+    return replace(config, data=here(config.data, attempt.path, run.path))
 
 
 def _measured(module: str, config: "Config | None", words: list[str]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 gemctl eval RUN                              # the newest verified checkpoint on data.eval
 gemctl eval RUN --data PATH --checkpoint 300 --out scores.parquet
+gemctl eval RUN data.eval=PATH               # the run's own rows, which were moved
 """
 
 import argparse
@@ -13,16 +14,24 @@ from gemctl import paths
 from gemctl.errors import GemctlError, InputError
 
 if TYPE_CHECKING:
-    from gemctl.config.schema import DataPath
+    from gemctl.config.schema import Config, DataPath
     from gemctl.run.directory import RunDir
+    from gemctl.run.inputs import Sources
     from gemctl.run.manifest import Checkpoint
     from gemctl.run.scores import Evaluation
 
+PLACES = ("data.spec", "data.train", "data.eval")
 HELP = "Score a data set with a checkpoint."
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="path of a run, its id or a unique prefix of it")
+    parser.add_argument(
+        "places",
+        nargs="*",
+        metavar="data.spec=PATH | data.train=PATH | data.eval=PATH",
+        help="where the run's own data are now, if they were moved",
+    )
     parser.add_argument("--root", default="runs", metavar="DIR", help="where run directories lie (default: runs)")
     parser.add_argument(
         "--data", metavar="PATH", action="append", help="file, folder or glob, may be repeated (default: data.eval)"
@@ -40,11 +49,12 @@ def run(args: argparse.Namespace) -> "Evaluation":
         _check_out(Path(args.out))
     chosen = find(args.run, args.root)
     checkpoint, notes = choose(chosen, args.checkpoint)
-    if not (config := chosen.attempt(checkpoint.attempt).config).exists():
-        raise InputError(f"{config}: is missing; it says which model {checkpoint.path.name} is of")
-    data = args.data or _eval_data(chosen, checkpoint)
-    notes += find_files(data).notes("--data" if args.data else "data.eval")
-    result = _score(chosen, checkpoint, data, args.out)
+    config, changed = _configured(chosen, checkpoint, args.places, args.data)
+    data = args.data or config.data.eval
+    if data is None:
+        raise InputError("the run has no data.eval: name the rows to score with --data PATH")
+    notes += [*changed, *find_files(data).notes("--data" if args.data else "data.eval")]
+    result = _score(config, checkpoint, data, args.out)
     return Evaluation(
         chosen.run_id, checkpoint.path.name, checkpoint.step, shown(data), out=args.out, notes=notes, **result
     )
@@ -60,17 +70,13 @@ def _check_out(out: Path) -> None:
 
 def choose(run: "RunDir", step: int | None) -> "tuple[Checkpoint, list[str]]":
     """The checkpoint after `step` steps, or the newest that verifies with the reasons why newer ones do not."""
-    from gemctl.run.manifest import valid_checkpoints, verify
-    from gemctl.run.selection import newest_verified
+    from gemctl.run.manifest import newest_verified, valid_checkpoints, verify
 
     if step is None:
-        try:
-            choice = newest_verified(run)
-        except InputError as error:
-            raise InputError(f"{error}\nto score an older one: --checkpoint STEP") from error
-        if choice.checkpoint is None:
-            raise InputError([f"{run.path}: no checkpoint that verifies", *choice.passed_over])
-        return choice.checkpoint, choice.passed_over
+        newest, refused = newest_verified(run)
+        if newest is None:
+            raise InputError([f"{run.path}: no checkpoint that verifies", *refused])
+        return newest, refused
     valid = valid_checkpoints(run)
     wanted = [checkpoint for checkpoint in valid if checkpoint.step == step]
     if not wanted:
@@ -81,26 +87,63 @@ def choose(run: "RunDir", step: int | None) -> "tuple[Checkpoint, list[str]]":
     return wanted[0], []
 
 
-def _eval_data(run: "RunDir", checkpoint: "Checkpoint") -> "DataPath":
-    from gemctl.config.compose import from_yaml
+def _configured(
+    run: "RunDir", checkpoint: "Checkpoint", places: list[str], data: list[str] | None
+) -> "tuple[Config, list[str]]":
+    """The configuration that the checkpoint is of, with the places where spec and data are now, and in what the data
+    have changed since. `places`: those that the user names; `data`: the rows to score instead of data.eval.
+
+    InputError for a spec of another content, and for data that are gone.
+    """
+    from gemctl.commands.inputs import noted, placed, refuse_gone
+    from gemctl.config.compose import compose, from_yaml
     from gemctl.run.files import read_text
+    from gemctl.run.inputs import SPEC, read, spec_differences
+    from gemctl.specs import feature_spec
 
-    file = run.attempt(checkpoint.attempt).config
-    data = from_yaml(read_text(file), str(file)).data.eval
-    if data is None:
-        raise InputError("the run has no data.eval: name the rows to score with --data PATH")
-    return data
+    attempt = run.attempt(checkpoint.attempt)
+    if not attempt.config.exists():
+        raise InputError(f"{attempt.config}: is missing; it says which model {checkpoint.path.name} is of")
+    if wrong := [word for word in places if word.partition("=")[0] not in PLACES]:
+        raise InputError([f"{word}: only {', '.join(PLACES)} can be named here" for word in wrong])
+    before = from_yaml(read_text(attempt.config), str(attempt.config))
+    config = placed(run, attempt.path, before, compose(str(attempt.config), places))
+    refuse_gone(config.data, ["spec"] if data else ["spec", "eval"])
+    inputs = read(attempt.path, run.path)
+    if inputs is None:
+        return config, noted(run, attempt.path)
+    named = any(word.startswith("data.spec=") for word in places)
+    if named and (found := spec_differences(inputs.spec, feature_spec.load(config.data.spec))):
+        where = f"data.spec={config.data.spec}"
+        raise InputError([f"{where}: is not the spec that the checkpoint was made with: {one}" for one in found])
+    config.data.spec = str(attempt.path / SPEC)  # whatever has become of the file that it was copied from
+    sets = {key: sources for key, sources in inputs.data_sets().items() if key != "data.eval" or not data}
+    return config, [note for key, sources in sets.items() for note in _changed(key, sources, config)]
 
 
-def _score(run: "RunDir", checkpoint: "Checkpoint", data: "DataPath", out: str | None) -> dict[str, Any]:
+def _changed(key: str, before: "Sources", config: "Config") -> list[str]:
+    """In what a data set is not what the run read; rows that cannot be read are told by those who read them."""
+    from gemctl.data.fingerprint import fingerprint
+    from gemctl.run.inputs import data_differences
+
+    try:
+        now = fingerprint(getattr(config.data, key.removeprefix("data.")))
+    except InputError:
+        return []
+    return [f"{key} has changed since the run read it: {one}" for one in data_differences(before, now)]
+
+
+def _score(config: "Config", checkpoint: "Checkpoint", data: "DataPath", out: str | None) -> dict[str, Any]:
     """Runs gemctl.train.evaluate; its problems become this command's."""
+    from gemctl.config.compose import to_yaml
     from gemctl.data.files import urls
     from gemctl.run.files import read_json
     from gemctl.run.process import run_module
 
     with tempfile.TemporaryDirectory(prefix="gemctl-eval-") as folder:
-        result = Path(folder) / "result.json"
-        words = [str(run.path), str(checkpoint.path), str(result), *urls(data), *(["--out", out] if out else [])]
+        file, result = Path(folder) / "config.yaml", Path(folder) / "result.json"
+        file.write_text(to_yaml(config), encoding="utf-8")
+        words = [str(file), str(checkpoint.path), str(result), *urls(data), *(["--out", out] if out else [])]
         code = run_module("gemctl.train.evaluate", *words).returncode
         found = read_json(result) if result.exists() else {}
     if code == InputError.exit_code and "problems" in found:

@@ -9,7 +9,6 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, cast
 
-from gemctl.commands.configured import planned
 from gemctl.errors import InputError
 
 if TYPE_CHECKING:
@@ -17,12 +16,14 @@ if TYPE_CHECKING:
 
     from torchx.specs import AppDef
 
-    from gemctl.config.schema import Config, DataConfig, DataPath
+    from gemctl.config.schema import Config
     from gemctl.plan.build import Plan
     from gemctl.recover.supervisor import Agents
     from gemctl.run.attempt import Attempt, Base
     from gemctl.run.directory import RunDir
+    from gemctl.run.inputs import Inputs
     from gemctl.run.submission import Detached, Job, Submission
+    from gemctl.specs.data import FeatureSpec
 
 LAUNCHERS = {"local": "gemctl.launchers.local", "slurm": "gemctl.launchers.slurm"}
 
@@ -69,11 +70,11 @@ def launcher_of(kind: str) -> Launcher:
     return cast("Launcher", importlib.import_module(LAUNCHERS[kind]))
 
 
-def checked_plan(config: "Config") -> "Plan":
+def checked_plan(config: "Config", spec: "FeatureSpec") -> "Plan":
     """The plan of a configuration that can be launched. Raises InputError, DoesNotFit, or GemctlError for builds of
     torch and FBGEMM that do not belong together."""
     from gemctl.cluster import software
-    from gemctl.plan.build import check_fits
+    from gemctl.plan.build import build, check_fits
     from gemctl.render.show import note
     from gemctl.run import inject
 
@@ -82,30 +83,33 @@ def checked_plan(config: "Config") -> "Plan":
     if config.launcher.kind != "slurm" and config.launcher.slurm is not None:
         note(f"launcher.slurm is not used: launcher.kind={config.launcher.kind}")
     software.require()
-    plan = planned(config)
+    plan = build(config, spec)
     check_fits(plan)
     return plan
 
 
-def submitted(run: "RunDir", config: "Config", plan: "Plan", base: "Base | None") -> "Submission":
-    """Writes down what is asked for, as the run's newest submission. `base`: what has been verified to start from."""
+def submitted(run: "RunDir", config: "Config", plan: "Plan", inputs: "Inputs", base: "Base | None") -> "Submission":
+    """Writes down what is asked for, as the run's newest submission. `inputs`: what it reads; `base`: what has been
+    verified to start from."""
+    from gemctl.commands.inputs import absolute
     from gemctl.config.compose import to_yaml
     from gemctl.launchers.request import request, to_json
     from gemctl.plan.build import to_json as plan_json
     from gemctl.run.manifest import number_after
     from gemctl.run.submission import submit
 
-    config = dataclasses.replace(config, data=_from_anywhere(config.data))
+    config = dataclasses.replace(config, data=absolute(config.data))
     app = request(run.path, number_after(run, run.last_attempt()), config.launcher, config.cluster.device)
     start = dataclasses.asdict(base) if base is not None else None
     facts = {"kind": config.launcher.kind, "app": to_json(app), "base": start}
-    return submit(run, to_yaml(config), plan_json(plan), facts)
+    return submit(run, to_yaml(config), plan_json(plan), facts, inputs)
 
 
 def launch(
     run: "RunDir",
     config: "Config",
     plan: "Plan",
+    inputs: "Inputs",
     detach: bool,
     base: "Base | None" = None,
     last: "Attempt | None" = None,
@@ -119,17 +123,16 @@ def launch(
     from gemctl.run.access import written_as
 
     with written_as(run.path):
-        return _launch(run, config, plan, detach, base, last)
+        return _begin(run, submitted(run, config, plan, inputs, base), config, detach, last)
 
 
-def _launch(
-    run: "RunDir", config: "Config", plan: "Plan", detach: bool, base: "Base | None", last: "Attempt | None"
+def _begin(
+    run: "RunDir", submission: "Submission", config: "Config", detach: bool, last: "Attempt | None"
 ) -> "Detached | None":
     from gemctl.commands.following import Following, wait_for_start
     from gemctl.commands.supervise import supervise
     from gemctl.render.progress import Progress
 
-    submission = submitted(run, config, plan, base)
     launcher = launcher_of(config.launcher.kind)
     if launcher.IN_PROCESS and not detach:
         submission.write_process(os.getpid())
@@ -141,18 +144,3 @@ def _launch(
     with Progress(steps=config.train.steps) as progress:
         Following(run, submission, launcher, progress).follow()
     return None
-
-
-def _from_anywhere(data: "DataConfig") -> "DataConfig":
-    """The same data with absolute paths, so that `resume` and `eval` of the run work from any folder."""
-    from gemctl.data.files import expanded
-
-    def absolute(path: str) -> str:
-        return path if "://" in path else str(Path(expanded(path)).absolute())
-
-    def all_absolute(path: "DataPath") -> "DataPath":
-        return absolute(path) if isinstance(path, str) else [absolute(one) for one in path]
-
-    return dataclasses.replace(
-        data, spec=absolute(data.spec), train=all_absolute(data.train), eval=data.eval and all_absolute(data.eval)
-    )

@@ -3,7 +3,7 @@
 gemctl resume RUN
 gemctl resume RUN train.steps=2000 launcher.ranks_per_node=2 --dry-run     # what would be loaded, moved and lost
 gemctl resume RUN optim.dense.lr=1e-4 --allow optim.dense.lr
-gemctl resume RUN --from-scratch               # from step 0, where no checkpoint can be used
+gemctl resume RUN data.train=PATH                                          # the same rows, which were moved
 """
 
 import argparse
@@ -29,10 +29,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="what changes; docs/reference.md says which keys may",
     )
     parser.add_argument(
-        "--allow", action="append", default=[], metavar="KEY", help="change this key although it changes the curve"
-    )
-    parser.add_argument(
-        "--from-scratch", action="store_true", help="start again from step 0; checkpoints that are there are kept"
+        "--allow",
+        action="append",
+        default=[],
+        metavar="KEY",
+        help="change this key, or go on although its files have changed, even if that changes the curve",
     )
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument("--dry-run", action="store_true", help="print what would be loaded, moved and lost, and stop")
@@ -42,6 +43,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Any:
     from gemctl.cluster.software import require
+    from gemctl.commands.configured import check_data
+    from gemctl.commands.inputs import compared, noted, placed, refuse_gone, taken
     from gemctl.commands.launching import checked_plan, launch, launcher_of
     from gemctl.config.compose import compose, from_yaml
     from gemctl.config.resuming import changes, check_changes, refuse_choices
@@ -51,28 +54,28 @@ def run(args: argparse.Namespace) -> Any:
     from gemctl.run.files import read_text
     from gemctl.run.preflight import preflight
     from gemctl.run.report import build
-    from gemctl.specs import feature_spec
 
     require()
     target = find(args.run, args.root)
     last, source = target.last_attempt(), _asked_for(target)
     before = from_yaml(read_text(source), str(source))
     refuse_choices(args.changes)
-    config = compose(str(source), args.changes, replace=True)
-    found = changes(before, config)
+    config = placed(target, source.parent, before, compose(str(source), args.changes, replace=True))
+    refuse_gone(config.data)
+    inputs = taken(config.data)
+    found = compared(target, source.parent, before, config, inputs, changes(before, config))
     check_changes(found, args.allow)
-    plan = checked_plan(config)
+    plan = checked_plan(config, inputs.spec)
+    check_data(config.data)
     if not args.dry_run:
         launcher_of(config.launcher.kind).check_here(config)
-        refuse_running(target, last)
-    ahead = preflight(target, before, config, feature_spec.load(config.data.spec), plan, found, args.from_scratch)
+        _refuse_running(target, last)
+    ahead = preflight(target, before, config, inputs.spec, plan, found, noted(target, source.parent))
     if args.dry_run:
         return ahead
     if not args.json:
         show(ahead)
-    told = ahead.checkpoint is not None or args.from_scratch
-    base = Base(ahead.checkpoint, ahead.step, left_alone=ahead.left_alone) if told else None
-    return launch(target, config, plan, args.detach, base, last) or build(target)
+    return launch(target, config, plan, inputs, args.detach, Base(ahead.checkpoint, ahead.step), last) or build(target)
 
 
 def _asked_for(run: "RunDir") -> Path:
@@ -87,7 +90,7 @@ def _asked_for(run: "RunDir") -> Path:
     return submission.config
 
 
-def refuse_running(run: "RunDir", last: "Attempt | None") -> None:
+def _refuse_running(run: "RunDir", last: "Attempt | None") -> None:
     """InputError if the run's last attempt beats, or a job waits or has begun that will make one."""
     from gemctl.commands.following import comes_up, job_of, own_attempt
     from gemctl.commands.supervise import refuse_living

@@ -62,6 +62,7 @@ def supervise(run: "RunDir", submission: "Submission", last: "Attempt | None") -
     from gemctl.render.progress import Progress
     from gemctl.render.show import note
     from gemctl.run.files import read_text
+    from gemctl.run.inputs import texts
     from gemctl.run.manifest import number_after
     from gemctl.run.requests import filed
 
@@ -76,7 +77,7 @@ def supervise(run: "RunDir", submission: "Submission", last: "Attempt | None") -
     launcher = config.launcher
     prepared = Prepared(
         text, read_text(submission.plan), launcher.nodes, launcher.ranks_per_node,
-        submission.first_attempt, submission.base, looked,
+        submission.first_attempt, submission.base, looked, texts(submission.path),
     )  # fmt: skip
     launched = launcher_of(launcher.kind)
     with Progress(steps=config.train.steps) as progress:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gemctl.commands.configured import check_data, composed, is_file, make_data
+from gemctl.commands.configured import check_data, composed, is_file, make_data, spec_of
 from gemctl.errors import InputError
 
 if TYPE_CHECKING:
@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from gemctl.launchers.dry_run import DryRun
     from gemctl.plan.build import Plan
     from gemctl.run.directory import RunDir
+    from gemctl.run.inputs import Inputs
     from gemctl.run.submission import Submission, Sweep
+    from gemctl.specs.data import FeatureSpec
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,7 @@ class _Point:
 
     settings: list[str]
     config: "Config"
+    spec: "FeatureSpec"
     plan: "Plan"
 
 
@@ -31,6 +34,7 @@ def sweep(args: argparse.Namespace) -> "Sweep | DryRun":
     points = _points(args)
     if args.dry_run:
         return _dry_run(points)
+    from gemctl.commands.inputs import taken
     from gemctl.launchers import slurm
     from gemctl.run.directory import folder_of
     from gemctl.run.submission import Sweep, Swept
@@ -40,7 +44,8 @@ def sweep(args: argparse.Namespace) -> "Sweep | DryRun":
     slurm.check_here(first)
     for config in (point.config for point in points):
         make_data(config.data)
-    made = [_submitted(point, args) for point in points]
+    inputs = [taken(point.config.data, point.spec) for point in points]
+    made = [_submitted(point, read, args) for point, read in zip(points, inputs, strict=True)]
     jobs = slurm.start_array([submission for _, submission in made], first)
     return Sweep(
         [Swept(run.run_id, point.settings, job) for (run, _), point, job in zip(made, points, jobs, strict=True)]
@@ -61,7 +66,8 @@ def _points(args: argparse.Namespace) -> list[_Point]:
         one.words = [*files, *line]
         try:
             config = composed(one)
-            points.append(_Point([word for word in line if word not in shared], config, checked_plan(config)))
+            own, spec = [word for word in line if word not in shared], spec_of(config)
+            points.append(_Point(own, config, spec, checked_plan(config, spec)))
             check_data(config.data)
         except InputError as error:
             problems += error.problems
@@ -96,7 +102,7 @@ def _dry_run(points: list[_Point]) -> "DryRun":
     return DryRun(points[0].plan, to_json(app), form, None)
 
 
-def _submitted(point: _Point, args: argparse.Namespace) -> "tuple[RunDir, Submission]":
+def _submitted(point: _Point, inputs: "Inputs", args: argparse.Namespace) -> "tuple[RunDir, Submission]":
     from gemctl.commands.launching import submitted
     from gemctl.run.access import written_as
     from gemctl.run.directory import RunDir
@@ -104,4 +110,4 @@ def _submitted(point: _Point, args: argparse.Namespace) -> "tuple[RunDir, Submis
     asked = point.config.run
     run = RunDir.create(asked.root, asked.name, args.command_line, asked.access)
     with written_as(run.path):
-        return run, submitted(run, point.config, point.plan, None)
+        return run, submitted(run, point.config, point.plan, inputs, None)

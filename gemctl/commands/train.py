@@ -10,7 +10,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gemctl.commands.configured import add_configuration, add_detach, check_data, composed, make_data
+from gemctl.commands.configured import add_configuration, add_detach, check_data, composed, make_data, spec_of
 
 if TYPE_CHECKING:
     from gemctl.config.schema import Config
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from gemctl.run.report import Report
     from gemctl.run.submission import Detached
     from gemctl.run.warm_start import WarmStart
+    from gemctl.specs.data import FeatureSpec
 
 HELP = "Train a model as the configuration says."
 
@@ -45,24 +46,24 @@ def run(args: argparse.Namespace) -> Any:
     config = composed(args)
     if args.cfg:
         return config
-    plan = checked_plan(config)
+    spec = spec_of(config)
+    plan = checked_plan(config, spec)
     check_data(config.data)
-    warm = _warm_start(config)
-    return _dry_run(config, plan, warm) if args.dry_run else _train(config, plan, warm, args)
+    warm = _warm_start(config, spec)
+    return _dry_run(config, plan, warm) if args.dry_run else _train(config, spec, plan, warm, args)
 
 
-def _warm_start(config: "Config") -> "WarmStart | None":
+def _warm_start(config: "Config", spec: "FeatureSpec") -> "WarmStart | None":
     """What the run begins with; `config` names the checkpoint's folder from then on."""
     if config.checkpoint.warm_start is None:
         return None
-    from gemctl.commands.configured import spec_of
     from gemctl.plan.state import saved_state
     from gemctl.run.warm_start import find_source, match
 
     warm = config.checkpoint.warm_start
     folder = find_source(warm, config.run.root)
     warm.source = str(folder)
-    return match(warm, folder, saved_state(config, spec_of(config)))
+    return match(warm, folder, saved_state(config, spec))
 
 
 def _dry_run(config: "Config", plan: "Plan", warm: "WarmStart | None") -> "DryRun":
@@ -76,7 +77,10 @@ def _dry_run(config: "Config", plan: "Plan", warm: "WarmStart | None") -> "DryRu
     return DryRun(plan, to_json(app), form, warm)
 
 
-def _train(config: "Config", plan: "Plan", warm: "WarmStart | None", args: argparse.Namespace) -> "Report | Detached":
+def _train(
+    config: "Config", spec: "FeatureSpec", plan: "Plan", warm: "WarmStart | None", args: argparse.Namespace
+) -> "Report | Detached":
+    from gemctl.commands.inputs import taken
     from gemctl.commands.launching import launch, launcher_of
     from gemctl.render.show import show
     from gemctl.run.directory import RunDir, folder_of
@@ -88,5 +92,6 @@ def _train(config: "Config", plan: "Plan", warm: "WarmStart | None", args: argpa
         if not args.json:
             show(value)
     make_data(config.data)
+    inputs = taken(config.data, spec)
     run = RunDir.create(config.run.root, config.run.name, args.command_line, config.run.access)
-    return launch(run, config, plan, args.detach) or build(run)
+    return launch(run, config, plan, inputs, args.detach) or build(run)

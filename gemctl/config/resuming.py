@@ -6,7 +6,7 @@ RULES is the only list; docs/reference.md shows it, and a test checks that it sp
 """
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -35,12 +35,19 @@ class Rule:
 
 @dataclass(frozen=True)
 class Change:
-    """A key whose value a resumed run changes."""
+    """A key whose value a resumed run changes, or whose files have changed: `details` says in what, a line each."""
 
     key: str
     before: Any
     after: Any
     rule: Rule
+    details: list[str] = field(default_factory=list)
+
+    def lines(self) -> list[str]:
+        """For people: the key and its values, then the details."""
+        same = self.before == self.after
+        what = f"{self.after!r} has changed" if same else f"{self.before!r} → {self.after!r}"
+        return [f"{self.key}: {what}", *(f"{self.key}: {detail}" for detail in self.details)]
 
 
 LAYOUT = "the state is resharded; the curve stays the same up to rounding"
@@ -63,7 +70,7 @@ RULES = (
     Rule("train.global_batch", Kind.ALLOW, "step s begins at row s · global_batch: " + ROWS),
     Rule("train", Kind.ALLOW, COURSE),
     Rule("recover", Kind.FREE, "how failures are met does not touch the state"),
-    Rule("data.spec", Kind.REFUSED, "says what the model's inputs and tables are"),
+    Rule("data.spec", Kind.ALLOW, "says what the model's inputs and tables are"),
     Rule("data.synthetic", Kind.REFUSED, "says which log the files hold"),
     Rule("data.eval", Kind.FREE, "evaluations do not touch the state"),
     Rule("data.prefetch", Kind.FREE, "the same batches, earlier"),
@@ -79,6 +86,9 @@ RULES = (
     Rule("checkpoint", Kind.FREE, AVERAGE.format("saves do")),
     Rule("launcher", Kind.FREE, LAYOUT),
 )
+
+MOVED = Rule("data", Kind.FREE, "the same content at another place")
+GROWN = Rule("data.train", Kind.FREE, "the rows up to here are the same, and others follow them")
 
 
 def rule_of(key: str) -> Rule:
@@ -116,11 +126,11 @@ def check_changes(found: list[Change], allowed: list[str]) -> None:
     """
     problems = [f"--allow {key}: no such key{offer_keys(key)}" for key in allowed if key not in all_keys()]
     for change in found:
-        what = f"{change.key}: {change.before!r} → {change.after!r}"
+        what, *details = change.lines()
         if change.rule.kind is Kind.REFUSED:
-            problems.append(f"{what}: refused, {change.rule.reason}")
+            problems += [f"{what}: refused, {change.rule.reason}", *details]
         elif change.rule.kind is Kind.ALLOW and not covers(allowed, change.key):
-            problems.append(f"{what}: {change.rule.reason}; if you want that: --allow {change.key}")
+            problems += [f"{what}: {change.rule.reason}; if you want that: --allow {change.key}", *details]
     if problems:
         raise InputError(problems)
 

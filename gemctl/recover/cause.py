@@ -39,8 +39,8 @@ INNERMOST = 4  # frames of a thread that decide whether it waits for other ranks
 
 @dataclass(frozen=True)
 class Cause:
-    """Why an attempt failed. `host`: the rank's, where the attempt has several; `lines`: the last of its or the
-    agent's output; `others`: what the other ranks did, or waited for, then.
+    """Why an attempt failed. `host`: the rank's, where the attempt has several; `log`: the file of its or the agent's
+    output, from the run's directory; `lines`: the last of it; `others`: what the other ranks did, or waited for, then.
 
     `kind`: signal, exception, policy (one that the user asked for: train.nan=stop), exit, hang, peer (a rank lost
     another one); agent, host, takeover: no rank is to blame.
@@ -116,7 +116,7 @@ def _first_cause(
         first = min(lost, key=_failure_time)
         return _of_rank(attempt, first, "peer", f"{_exception(first)} (no rank failed before it)")
     detail = f"the agent failed: {agent}" if agent else "the agent ended without a word"
-    return Cause("agent", None, None, None, detail, str(attempt.agent_output(node)))
+    return Cause("agent", None, None, None, detail, attempt.in_run(attempt.agent_output(node)))
 
 
 def lost_hosts(attempt: Attempt, records: Records, lost: dict[int, str]) -> Cause | None:
@@ -133,7 +133,8 @@ def lost_hosts(attempt: Attempt, records: Records, lost: dict[int, str]) -> Caus
     named = ", ".join([agent.text() for agent in agents[:NAMED]] + ["…"] * (len(agents) > NAMED))
     how = lost.get(agents[0].node, f"no other host reaches it: {next(iter(lost.values()))}")
     log = attempt.agent_output(agents[0].node)
-    return Cause("host", None, None, None, f"lost {named}: {how}", str(log), lines=_last_lines(log))
+    detail = f"lost {named}: {how}"
+    return Cause("host", None, None, None, detail, attempt.in_run(log), lines=_last_lines(log))
 
 
 def _own_end(record: RankRecord) -> bool:
@@ -143,7 +144,7 @@ def _own_end(record: RankRecord) -> bool:
 
 
 def _of_rank(attempt: Attempt, record: RankRecord, kind: str, detail: str) -> Cause:
-    log = str(attempt.rank_output(record.rank))
+    log = attempt.in_run(attempt.rank_output(record.rank))
     return Cause(kind, record.rank, record.stage, record.step, detail, log, record.host)
 
 
@@ -198,7 +199,7 @@ def _hang(attempt: Attempt, ranks: Sequence[RankRecord], seconds: float) -> Caus
     stack = stacks.get(culprit.rank)
     where = f"in {stack[0][0].text()}" if stack else "and did not answer a request for its stack"
     cause = _of_rank(attempt, culprit, "hang", f"no progress for {seconds:.0f} s, {where}")
-    return dataclasses.replace(cause, log=str(attempt.rank_stack(culprit.rank))) if stack else cause
+    return dataclasses.replace(cause, log=attempt.in_run(attempt.rank_stack(culprit.rank))) if stack else cause
 
 
 def _stacks(attempt: Attempt, ranks: Sequence[RankRecord]) -> dict[int, list[Thread]]:

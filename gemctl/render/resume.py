@@ -12,8 +12,7 @@ def preflight(value: Preflight) -> Any:
     from rich.console import Group
     from rich.table import Table
 
-    none = "--from-scratch" if value.left_alone else "no checkpoint"
-    start = f"from {value.checkpoint} (step {value.step})" if value.checkpoint else f"from the start ({none})"
+    start = f"from {value.checkpoint} (step {value.step})" if value.checkpoint else "from the start (no checkpoint)"
     ranks = f"{value.ranks_before} → {value.ranks}" if value.ranks_before not in {None, value.ranks} else value.ranks
     run = Path(value.run)
     head = f"resume {run.parent.name}/{run.name}\nattempt {value.attempt} {start} to step {value.steps}, ranks: {ranks}"
@@ -24,9 +23,12 @@ def preflight(value: Preflight) -> Any:
         figures = (str(load.objects), binary(load.bytes), str(load.checked))
         table.add_row(load.kind, *figures, load.before, load.after, "moved" if load.moved else "as it lay")
     lines = [f"passed over: {reason}" for reason in value.passed_over]
-    lines += [f"changed: {one.key}: {one.before!r} → {one.after!r} ({one.rule.reason})" for one in value.changes]
+    for change in value.changes:
+        what, *details = change.lines()
+        lines += [f"changed: {what} ({change.rule.reason})", *(f"changed: {detail}" for detail in details)]
     lines += [f"lost: {what}" for what in value.lost]
     lines += value.cut
+    lines += [f"note: {note}" for note in value.notes]
     parts: list[Any] = [head, *([table] if value.loads else []), *([_text("\n".join(lines))] if lines else [])]
     return Group(*parts)
 

@@ -5,6 +5,7 @@
       base.json       the checkpoint it starts from
       heartbeat       changes while the attempt lives; heartbeat-<node>: while the agent of another host does
       config.yaml plan.json mesh.json request.json
+      spec.yaml inputs.json   what its ranks read (gemctl/run/inputs.py)
       agent-<node>.jsonl ranks/<rank>.jsonl   what became of the processes (gemctl/run/stages.py)
       ledger.jsonl metrics.jsonl tb/ logs/
       loaded.json     what was loaded at its start, counted and checked
@@ -71,7 +72,6 @@ class Base:
     checkpoint: str | None  # its folder's name below checkpoints/; None: from the start
     step: int  # steps that are done in it
     passed_over: list[int] = field(default_factory=list)  # later steps whose batches are not looked at (from 0)
-    left_alone: list[str] = field(default_factory=list)  # published checkpoints that it goes on without: kept
 
 
 class Attempt:
@@ -124,6 +124,10 @@ class Attempt:
     def rank_stack(self, rank: int) -> Path:
         """Where the rank dumps its stack when asked to."""
         return self.logs / f"rank-{rank}.stack"
+
+    def in_run(self, path: Path) -> str:
+        """One of the attempt's files as the run's records name it, from the run's directory: that may be moved."""
+        return str(path.relative_to(self.path.parent.parent))
 
     @property
     def claimed(self) -> bool:

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from gemctl import paths
-from gemctl.errors import InputError
 from gemctl.run.attempt import Attempt
 from gemctl.run.directory import RunDir
-from gemctl.run.manifest import checkpoints
+from gemctl.run.manifest import valid_checkpoints
 
 
 def conclusion(run: RunDir, attempt: Attempt) -> str | None:
@@ -37,34 +36,19 @@ def cause_of(end: dict[str, Any] | None) -> str | None:
 
 def describe(run: RunDir, end: dict[str, Any]) -> str:
     """The same of an end that is not in its file yet."""
-    lines = [f"run {run.run_id} {_ended(end)}", *_log(end)]
+    lines = [f"run {run.run_id} {_ended(end)}", *_log(run, end)]
     if end["outcome"] == "failed" and end.get("again"):
         return "\n".join([*lines, "another attempt follows"])
     if end.get("refusal"):
         lines.append(f"{'not tried again' if end['outcome'] == 'failed' else 'not brought back'}: {end['refusal']}")
-    told = end["outcome"] == "finished" or (end.get("cause") or {}).get("kind") == "checkpoint"  # says what to do
-    return "\n".join(lines if told else [*lines, hint(run)])
+    return "\n".join(lines if end["outcome"] == "finished" else [*lines, hint(run)])
 
 
 def hint(run: RunDir) -> str:
     """The command that goes on, and from where."""
-    try:
-        found = [one for one in checkpoints(run) if one.current]
-    except InputError as error:
-        return f"its checkpoints cannot be read now: {error}"
-    valid = [one.step for one in found if one.state == "valid"]
-    if found and not valid:
-        return f"none of its checkpoints can be used: gemctl checkpoint list {reference(run)}"
-    start = f"from step {valid[0]}" if valid else "no checkpoint: from the start"
+    saved = valid_checkpoints(run)
+    start = f"from step {saved[0].step}" if saved else "no checkpoint: from the start"
     return f"go on ({start}): gemctl resume {reference(run)}"
-
-
-def saved_step(run: RunDir) -> int | None:
-    """Steps in the newest valid checkpoint; None if there is none, or none can be seen now."""
-    try:
-        return next((one.step for one in checkpoints(run) if one.state == "valid"), None)
-    except InputError:
-        return None
 
 
 def reference(run: RunDir) -> str:
@@ -97,9 +81,9 @@ def _ended(end: dict[str, Any]) -> str:
             return f"{outcome}: {cause['text']}" if cause else str(outcome)
 
 
-def _log(end: dict[str, Any]) -> list[str]:
+def _log(run: RunDir, end: dict[str, Any]) -> list[str]:
     """What the other ranks did, where the log is, and its last lines."""
     cause = end.get("cause") or {}
     lines = [f"the others: {cause['others']}"] if cause.get("others") else []
-    lines += [f"log: {short(Path(cause['log']))}"] if cause.get("log") else []
+    lines += [f"log: {short(run.path / cause['log'])}"] if cause.get("log") else []
     return lines + [f"  | {line}" for line in cause.get("lines", [])]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gemctl.durable import create, named, open_log, read, steadily, sync_folder
-from gemctl.errors import InputError, Unreadable
+from gemctl.errors import InputError
 
 FORMAT = 1
 ROOM = 16 << 10  # bytes kept for last lines: an exception's takes up to about 7 KB
@@ -128,7 +128,7 @@ def parse_line(text: bytes, where: str) -> Record:
         raise InputError(f"{where}: a JSON object was expected")
     written = value.pop("format", FORMAT)
     if not isinstance(written, int) or written > FORMAT:
-        raise Unreadable(f"{where}: format {written} is newer than this gemctl reads (up to {FORMAT}); upgrade gemctl")
+        raise InputError(f"{where}: format {written} is newer than this gemctl reads (up to {FORMAT}); upgrade gemctl")
     return value
 
 

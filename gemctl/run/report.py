@@ -9,18 +9,18 @@ marked and count as lost work, not as progress. All seconds are rank-seconds: th
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from gemctl.config.schema import Config
 from gemctl.errors import InputError
-from gemctl.run.checkpoints import size_of
 from gemctl.run.conclusion import cause_of, ending
 from gemctl.run.directory import RunDir
 from gemctl.run.efficiency import Efficiency, efficiency
 from gemctl.run.files import read_log, read_text, read_whole
+from gemctl.run.inputs import here
 from gemctl.run.journal import LAUNCH, STARTUP, Journal, Line, read_journals
 from gemctl.run.manifest import Checkpoint, checkpoints, verify
 from gemctl.run.rollback import rolled_back
@@ -156,7 +156,7 @@ def build(run: RunDir) -> Report:
     attempts = _attempts(journals)
     final = (evaluations or train or [{}])[-1]
     waterfall = _waterfall(journals, attempts)
-    config = _config(journals[-1])
+    config = _config(run, journals[-1])
     found = efficiency(journals, config)
     total = sum(waterfall.values())
     report = Report(
@@ -223,13 +223,14 @@ def _attempts(journals: list[Journal]) -> list[AttemptReport]:
     return reports
 
 
-def _config(journal: Journal) -> Config | None:
-    """The attempt's configuration, if it got that far."""
+def _config(run: RunDir, journal: Journal) -> Config | None:
+    """The attempt's configuration, if it got that far, with the places where its data are now."""
     from gemctl.config.compose import from_yaml
 
     if not journal.attempt.configured:
         return None
-    return from_yaml(read_text(journal.attempt.config), str(journal.attempt.config))
+    config = from_yaml(read_text(journal.attempt.config), str(journal.attempt.config))
+    return replace(config, data=here(config.data, journal.attempt.path, run.path))
 
 
 def _throughput(train: list[Line], found: Efficiency) -> Throughput:
@@ -287,7 +288,7 @@ def _checkpoints(run: RunDir) -> list[CheckpointReport]:
     found = []
     for checkpoint in checkpoints(run):
         faults = [checkpoint.flaw] if checkpoint.flaw else verify(checkpoint.path)
-        size = size_of(checkpoint.path)
+        size = sum(file.stat().st_size for file in checkpoint.path.iterdir() if file.is_file())
         state = "; ".join(faults) if faults else "verified"
         saved = _save(run, checkpoint)
         times = (saved.get("stall"), saved.get("seconds"))

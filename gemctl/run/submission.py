@@ -1,7 +1,7 @@
 """What was asked for when a run was started or resumed: made before anything starts, and kept.
 
     submissions/<n>/
-      config.yaml plan.json   what the attempts under it copy
+      config.yaml plan.json spec.yaml inputs.json   what the attempts under it copy
       request.json            the launch request (a TorchX AppDef), the first attempt that is meant; makes it exist
       job.*                   the scheduler's own form of it, where there is one
       submitted.json          who runs it: host and process of its supervisor, or the scheduler's job
@@ -25,6 +25,8 @@ from gemctl.run import process
 from gemctl.run.attempt import Attempt, Base
 from gemctl.run.directory import RunDir
 from gemctl.run.files import Record, create_json, is_whole, numbered, read_json, read_whole
+from gemctl.run.inputs import Inputs
+from gemctl.run.inputs import write as write_inputs
 from gemctl.run.manifest import number_after
 
 JobState = Literal["waiting", "running", "ended", "unknown"]
@@ -113,8 +115,7 @@ class Submission:
 
     @property
     def base(self) -> Base | None:
-        """What its first attempt starts from, verified when it was made (or, without a checkpoint, step 0 because the
-        user has said so); None: the newest then."""
+        """What its first attempt starts from, verified when it was made; None: the newest then."""
         base = self.asked.get("base")
         return Base(**base.fields(Base)) if base is not None else None
 
@@ -131,12 +132,14 @@ class Submission:
         create_json(self.submitted_file, {"time": time.time(), "host": socket.gethostname(), **facts})
 
 
-def submit(run: RunDir, config: str, plan: str, request: dict[str, Any]) -> Submission:
+def submit(run: RunDir, config: str, plan: str, request: dict[str, Any], inputs: Inputs | None = None) -> Submission:
     """Makes the run's next submission. `config`, `plan`: config.yaml and plan.json; `request`: `kind`, `app` and,
-    where a preflight has verified it, the `base` of its first attempt."""
+    where a preflight has verified it, the `base` of its first attempt; `inputs`: the data that it reads."""
     submission = Submission(_next_folder(run))
     create(submission.config, config)
     create(submission.plan, plan)
+    if inputs is not None:
+        write_inputs(inputs, submission.path, run.path)
     facts = {
         "time": time.time(),
         "pid": os.getpid(),

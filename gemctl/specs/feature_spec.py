@@ -42,7 +42,7 @@ TAKEN = frozenset(_MEMBERS.split())
 def load(path: str | Path) -> FeatureSpec:
     """The spec in `path`: a file, any fsspec URL, or `gemctl:` and a file in configs/. InputError has all problems."""
     source = str(path)
-    return parse(_read(source), source)
+    return parse(read(source), source)
 
 
 def parse(text: str, source: str) -> FeatureSpec:
@@ -68,7 +68,8 @@ def scalar(text: str) -> str:
     return text if plain else yaml_file.quoted(text)
 
 
-def _read(source: str) -> str:
+def read(source: str) -> str:
+    """The text of the spec at `source`, as `load` finds it. InputError where it cannot be read."""
     import fsspec
 
     path = str(OWN / source.removeprefix(OWN_PREFIX)) if source.startswith(OWN_PREFIX) else source

@@ -1,6 +1,6 @@
 """Scores all rows of a data set, in order, with a checkpoint, and with the logistic regression beside it; one process.
 
-    python -m gemctl.train.evaluate RUN CHECKPOINT RESULT.json DATA… [--out scores.parquet]
+    python -m gemctl.train.evaluate CONFIG.yaml CHECKPOINT RESULT.json DATA… [--out scores.parquet]
 
 `gemctl eval` starts it, as commands import no torch, and reads RESULT.json: the figures, or what was wrong.
 """
@@ -34,9 +34,7 @@ from gemctl.durable import sync_file
 from gemctl.errors import GemctlError, InputError
 from gemctl.mesh.topology import resolve
 from gemctl.parallel.assemble import ShardedModel, assemble
-from gemctl.run.directory import RunDir
-from gemctl.run.files import create_json, read_text
-from gemctl.run.manifest import read
+from gemctl.run.files import create_json
 from gemctl.specs import feature_spec
 from gemctl.specs.data import FeatureSpec
 from gemctl.train import baseline
@@ -84,12 +82,10 @@ def _check_rows(url: DataPath, data: DataConfig, spec: FeatureSpec) -> None:
         raise InputError(problems)
 
 
-def evaluate(run: RunDir, checkpoint: Path, data: list[str], out: Path | None) -> dict[str, Any]:
+def evaluate(config: Config, checkpoint: Path, data: list[str], out: Path | None) -> dict[str, Any]:
     """The figures of model and baseline over the same rows; writes `out` (Parquet) if asked."""
     start = time.perf_counter()
-    manifest = read(checkpoint)
-    config_file = run.attempt(manifest.attempt).config
-    evaluator = Evaluator(from_yaml(read_text(config_file), str(config_file)), checkpoint, data)
+    evaluator = Evaluator(config, checkpoint, data)
     spec = evaluator.spec
     fitted, reason = _fit_baseline(evaluator.config, spec)
     tasks = [label.name for label in spec.labels]
@@ -160,8 +156,8 @@ class ScoreFile:
 def main(arguments: list[str]) -> int:
     """Writes the result, or the problems of a GemctlError, to RESULT.json; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m gemctl.train.evaluate")
-    for name in ("run", "checkpoint", "result"):
-        parser.add_argument(name)
+    for name in ("config", "checkpoint", "result"):
+        parser.add_argument(name, type=Path)
     parser.add_argument("data", nargs="+")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args(arguments)
@@ -169,15 +165,16 @@ def main(arguments: list[str]) -> int:
     logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
     torch.set_num_threads(this_host(gpus=False).cores)
     try:
-        result = evaluate(RunDir.open(args.run), Path(args.checkpoint), args.data, args.out)
+        config = from_yaml(args.config.read_text(encoding="utf-8"), str(args.config))
+        result = evaluate(config, args.checkpoint, args.data, args.out)
     except GemctlError as error:
         problems = error.problems if isinstance(error, InputError) else [str(error)]
-        create_json(Path(args.result), {"problems": problems})
+        create_json(args.result, {"problems": problems})
         return error.exit_code
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
-    create_json(Path(args.result), result)
+    create_json(args.result, result)
     return 0
 
 

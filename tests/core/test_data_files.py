@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from gemctl.commands.configured import check_data
-from gemctl.commands.launching import _from_anywhere
+from gemctl.commands.inputs import absolute
 from gemctl.config.compose import compose
 from gemctl.config.schema import DataConfig
 from gemctl.data import parquet
@@ -148,7 +148,7 @@ def test_the_configuration_takes_a_list(tmp_path: Path) -> None:
     words = ["experiment=parquet", "data.spec=s.yaml"]
     data = compose(None, [*words, "data.train=[a,b]", "data.eval=[c]"]).data
     assert (data.train, data.eval) == (["a", "b"], ["c"])
-    assert _from_anywhere(data).train == [str(Path("a").absolute()), str(Path("b").absolute())]
+    assert absolute(data).train == [str(Path("a").absolute()), str(Path("b").absolute())]
     for wrong in ("[]", "3", "[a,3]", "''"):
         with pytest.raises(InputError, match=r"data\.train"):
             compose(None, [*words, f"data.train={wrong}"])

@@ -13,6 +13,9 @@ from gemctl.config.schema import Config, DataConfig, LauncherConfig
 from gemctl.errors import InputError
 from gemctl.run.inject import Event, InjectedError, check, maybe_inject, parse
 from gemctl.run.stages import Stage
+from gemctl.specs.feature_spec import parse as parse_spec
+
+SPEC = parse_spec("{name: s, tables: [], dense: [{name: x}], labels: [{name: y}]}", "spec.yaml")
 
 
 def test_event_is_parsed_with_defaults() -> None:
@@ -27,7 +30,7 @@ def test_event_is_parsed_with_defaults() -> None:
 def test_unknown_event_is_refused_before_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GEMCTL_INJECT", "frob:x=1")
     with pytest.raises(InputError) as error:
-        checked_plan(Config(data=DataConfig(spec="none", train="none")))
+        checked_plan(Config(data=DataConfig(spec="none", train="none")), SPEC)
     assert [problem.split(" is none of")[0] for problem in error.value.problems] == [
         "GEMCTL_INJECT: 'frob'",
         "GEMCTL_INJECT: 'x'",
@@ -38,7 +41,7 @@ def test_a_rank_that_the_run_does_not_have_is_refused_before_a_launch(monkeypatc
     monkeypatch.setenv("GEMCTL_INJECT", "kill:rank=1;nan:rank=2;slow:rank=7")
     check(8)
     with pytest.raises(InputError) as error:
-        checked_plan(Config(data=DataConfig("none", "none"), launcher=LauncherConfig(ranks_per_node=2)))
+        checked_plan(Config(data=DataConfig("none", "none"), launcher=LauncherConfig(ranks_per_node=2)), SPEC)
     assert error.value.problems == [f"GEMCTL_INJECT: rank={rank}: the run has ranks 0 to 1" for rank in (2, 7)]
 
 

@@ -156,14 +156,14 @@ def test_a_run_that_waits_is_listed_and_can_be_withdrawn(run: RunDir, monkeypatc
         Job("17", "waiting", "job 17: waiting"),
     )
     with pytest.raises(InputError, match="was submitted and has not ended: job 17: waiting; gemctl stop"):
-        resume.refuse_running(run, None)
+        resume._refuse_running(run, None)
     filed = stop.run(_args(run))
     assert (filed.outcome, filed.job, queue.cancelled) == ("withdrawn", "job 17: waiting", [1])
     queue.state = "ended"
     assert status.run(_args(run)).state == "withdrawn"
     with pytest.raises(InputError, match=r"does not run, so there is nothing to stop \(job 17: ended\)"):
         stop.run(_args(run))
-    resume.refuse_running(run, None)
+    resume._refuse_running(run, None)
 
 
 @pytest.mark.parametrize(
@@ -196,13 +196,13 @@ def test_a_job_that_was_ended_and_queued_again_waits_and_can_be_withdrawn(
     attempt.write_end("stopped", step=3, kind="preemption", signal="SIGTERM", again=False)
     assert (status.run(_args(run)).state, status.run(_args(run)).conclusion) == ("waiting", None)
     with pytest.raises(InputError, match="was submitted and has not ended: job 17: waiting"):
-        resume.refuse_running(run, attempt)
+        resume._refuse_running(run, attempt)
     assert (stop.run(_args(run)).outcome, queue.cancelled) == ("withdrawn", [1])
     queue.state = "ended"
     assert status.run(_args(run)).state == "stopped"
     with pytest.raises(InputError, match=r"does not run: attempt 1 stopped \(job 17: ended\)"):
         stop.run(_args(run))
-    resume.refuse_running(run, attempt)
+    resume._refuse_running(run, attempt)
     assert "stopped at step 3" in str(status.run(_args(run)).conclusion)
 
 
@@ -219,9 +219,9 @@ def test_resume_leaves_an_attempt_alone_that_comes_up(run: RunDir, monkeypatch: 
     _submit(run, "slurm")
     attempt = _start(run, 1)  # its agents import, and do not beat yet
     with pytest.raises(InputError, match="was submitted and has not ended: job 17: running"):
-        resume.refuse_running(run, attempt)
+        resume._refuse_running(run, attempt)
     queue.state = "ended"
-    resume.refuse_running(run, attempt)
+    resume._refuse_running(run, attempt)
 
 
 def test_stop_says_that_nobody_is_left(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,15 +3,19 @@
 run = saved_run(tmp_path, steps=[2, 4], topology.dp_replicate=2)
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 from gemctl.commands.configured import planned
+from gemctl.commands.inputs import absolute, taken
 from gemctl.config.compose import compose, to_yaml
+from gemctl.config.schema import Config
 from gemctl.data.synthetic import ensure
 from gemctl.plan.build import to_json
 from gemctl.plan.state import saved_state
 from gemctl.run.attempt import Base, claim
 from gemctl.run.directory import RunDir
+from gemctl.run.inputs import write
 from gemctl.run.manifest import Manifest, RunFacts, StoredObject, describe_file, folder_name, publish
 from gemctl.run.stages import StageRecorder
 from gemctl.specs import feature_spec
@@ -31,10 +35,17 @@ def saved_run(folder: Path, steps: list[int], reached: int) -> RunDir:
     """Attempt 1 of a run with a checkpoint at each of `steps`, which then came to step `reached` and died."""
     config = compose(None, words(folder))
     ensure(config.data)
+    return saved(config, steps, reached)
+
+
+def saved(config: Config, steps: list[int], reached: int) -> RunDir:
+    """The same of any configuration whose data are there."""
+    config = replace(config, data=absolute(config.data))
     run = RunDir.create(config.run.root, config.run.name, ["gemctl", "train"])
     attempt = claim(run.path, 1, nodes=1, ranks_per_node=4, heartbeat=0.02)
     attempt.config.write_text(to_yaml(config))
     attempt.plan.write_text(to_json(planned(config)))
+    write(taken(config.data), attempt.path, run.path)
     attempt.write_base(Base(None, 0))
     StageRecorder(attempt, 0).enter("step", reached)
     attempt.write_end("failed", step=reached)

@@ -55,7 +55,7 @@ def test_rank_of_one_host_ends_all_and_is_named(ends: dict[str, Ended], case: st
     assert end.cause["kind"] == kind
     assert told in end.message
     assert end.seconds < 14
-    assert Path(end.cause["log"]).is_file()
+    assert (end.run_dir.path / end.cause["log"]).is_file()
 
 
 def test_next_attempt_goes_on_in_the_living_agents_and_ranks_follow_the_mesh(ends: dict[str, Ended]) -> None:

@@ -61,7 +61,7 @@ def test_fault_ends_the_run_and_is_named(ends: dict[tuple[str, str], Ended], kin
     assert end.cause["step"] == {"build": None, "step": 3, "save": 6}[stage]
     for text in (f"rank 1 failed first, in stage {stage}", TOLD[kind], "gemctl resume", end.run_dir.run_id):
         assert text in end.message
-    assert Path(end.cause["log"]).is_file()
+    assert (end.run_dir.path / end.cause["log"]).is_file()
 
 
 def test_what_the_others_waited_for_is_told(ends: dict[tuple[str, str], Ended]) -> None:

@@ -1,0 +1,275 @@
+"""What a run reads, as it was when the run was submitted: the feature spec's text and a fingerprint of every data file.
+
+    submissions/<n>/, attempts/<n>/
+      spec.yaml       the feature spec; the ranks read this copy
+      inputs.json     where spec and data are, the spec's hash, and each data file's fingerprint
+
+Places are kept twice, absolute and relative to the run's directory, so a run finds its data after it was moved together
+with them, and after it was moved away from them. Which of the two counts is decided by `read`.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from gemctl import paths
+from gemctl.config.schema import DataConfig
+from gemctl.durable import create
+from gemctl.errors import InputError
+from gemctl.run.files import create_json, is_whole, read_text, read_whole
+from gemctl.specs import feature_spec
+from gemctl.specs.data import FeatureSpec
+
+SPEC, FILE = "spec.yaml", "inputs.json"
+NAMED = 8  # files that a message names one by one
+
+
+@dataclass(frozen=True)
+class FileMark:
+    """The fingerprint of a Parquet file, taken from its size and its footer. The footer holds row count, byte sizes and
+    statistics of each row group, so `footer`, a hash of it, changes with nearly every change of the rows.
+
+    `name`: below its source; "" where the source is the file itself. `columns`: a hash of names and types, which only
+    says what has changed.
+    """
+
+    name: str
+    bytes: int
+    rows: int
+    groups: int
+    columns: str
+    footer: str
+
+    def same(self, other: "FileMark") -> bool:
+        """Whether the two hold the same rows, whatever they are called."""
+        return (self.bytes, self.footer) == (other.bytes, other.footer)
+
+
+@dataclass(frozen=True)
+class Source:
+    """One path of data.train or data.eval: a file or folder at `base`, or a `glob` below it ("" for none), and its
+    files in the order of their rows."""
+
+    base: str
+    glob: str
+    files: list[FileMark]
+
+    @property
+    def path(self) -> str:
+        """As it stands in the configuration."""
+        return f"{self.base}/{self.glob}" if self.glob else self.base
+
+    def path_of(self, file: FileMark) -> str:
+        return f"{self.base}/{file.name}" if file.name else self.base
+
+
+Sources = list[Source]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """`spec_text`: the feature spec that was read from `spec_path`. `eval` None: no evaluation data."""
+
+    spec_path: str
+    spec_text: str
+    train: Sources
+    eval: Sources | None
+
+    @property
+    def spec(self) -> FeatureSpec:
+        return feature_spec.parse(self.spec_text, self.spec_path)
+
+    def data_sets(self) -> dict[str, Sources]:
+        """By configuration key."""
+        return {"data.train": self.train} | ({"data.eval": self.eval} if self.eval is not None else {})
+
+
+def write(inputs: Inputs, folder: Path, run: Path) -> None:
+    """Writes both files into a submission's `folder`; `run`: the run's directory."""
+    create(folder / SPEC, inputs.spec_text)
+    spec = {**_place(inputs.spec_path, run), "sha256": _hash(inputs.spec_text)}
+    sources = {key: _to_json(sources, run) for key, sources in (("train", inputs.train), ("eval", inputs.eval))}
+    create_json(folder / FILE, {"spec": spec, **sources})
+
+
+def read(folder: Path, run: Path) -> Inputs | None:
+    """What the submission or attempt in `folder` reads, with the places where it lies now; None where an older gemctl
+    made it, or a power loss has cut its files. InputError where a file is damaged or was edited.
+
+    Data that are found relative to the run's directory, with the same names and sizes, are preferred to those at the
+    absolute place: whoever copies a folder with a run in it means the copy. Where nothing is found, it is the absolute
+    one.
+    """
+    found = read_whole(folder / FILE)
+    if found is None or not is_whole(folder / SPEC):
+        return None
+    text = read_text(folder / SPEC)
+    if _hash(text) != found["spec"]["sha256"]:
+        raise InputError(f"{folder / SPEC}: was changed: its hash is not the one in {FILE}")
+    spec_path = _here(found["spec"], run, paths.is_file)
+    evals = found["eval"]
+    return Inputs(spec_path, text, _from_json(found["train"], run), evals and _from_json(evals, run))
+
+
+def texts(folder: Path) -> dict[str, str]:
+    """Both files by name, for an attempt to copy; none where an older gemctl made the submission in `folder`."""
+    return {name: read_text(folder / name) for name in (SPEC, FILE) if is_whole(folder / name)}
+
+
+def here(data: DataConfig, folder: Path, run: Path) -> DataConfig:
+    """The data of the submission or attempt in `folder`: its copy of the spec, and the places where the rows are now.
+    What an older gemctl made stays as it is."""
+    inputs = read(folder, run)
+    if inputs is None:
+        return data
+    evals = data_path(inputs.eval) if inputs.eval is not None else None
+    return replace(data, spec=str(folder / SPEC), train=data_path(inputs.train), eval=evals)
+
+
+def pinned(data: DataConfig, inputs: Inputs, folder: Path) -> DataConfig:
+    """The data as the ranks of the attempt in `folder` read them: just the files that were there when it was submitted,
+    so that a file which is added meanwhile does not shift the order of the rows."""
+    evals = _files(inputs.eval) if inputs.eval is not None else None
+    return replace(data, spec=str(folder / SPEC), train=_files(inputs.train), eval=evals)
+
+
+def _files(sources: Sources) -> list[str]:
+    return [source.path_of(file) for source in sources for file in source.files]
+
+
+def data_path(sources: Sources) -> str | list[str]:
+    """As a configuration has it."""
+    return sources[0].path if len(sources) == 1 else [source.path for source in sources]
+
+
+def _place(path: str, run: Path) -> dict[str, Any]:
+    return {"path": path, "from_run": None if _remote(path) else os.path.relpath(path, run)}
+
+
+def _remote(path: str) -> bool:
+    return "://" in path or path.startswith(feature_spec.OWN_PREFIX)
+
+
+def _here(place: dict[str, Any], run: Path, holds: Callable[[str], bool]) -> str:
+    """The path of a place: from the run's directory if it `holds` there what it should, or if nothing is elsewhere."""
+    path, from_run = str(place["path"]), place["from_run"]
+    near = os.path.normpath(run / from_run) if from_run is not None else path
+    return near if holds(near) or (paths.exists(near) and not paths.exists(path)) else path
+
+
+def _to_json(sources: Sources | None, run: Path) -> list[dict[str, Any]] | None:
+    if sources is None:
+        return None
+    return [{**_place(one.base, run), "glob": one.glob, "files": list(map(asdict, one.files))} for one in sources]
+
+
+def _from_json(found: list[Any], run: Path) -> Sources:
+    sources = []
+    for one in found:
+        files = [FileMark(**file.fields(FileMark)) for file in one["files"]]
+
+        def holds(base: str, glob: str = one["glob"], files: list[FileMark] = files) -> bool:
+            return all(_size(Source(base, glob, files).path_of(file)) == file.bytes for file in (files[0], files[-1]))
+
+        sources.append(Source(_here(one, run, holds), one["glob"], files))
+    return sources
+
+
+def _size(path: str) -> int | None:
+    try:
+        return Path(path).stat().st_size
+    except OSError:
+        return None
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def same_rows(before: Sources, now: Sources) -> bool:
+    """Whether both hold the same files in the same order, wherever they are and whatever they are called."""
+    old, new = _marks(before), _marks(now)
+    return len(old) == len(new) and _agree(old, new)
+
+
+def grown(before: Sources, now: Sources) -> bool:
+    """Whether `now` holds the files of `before`, and others after them alone."""
+    old, new = _marks(before), _marks(now)
+    return len(old) < len(new) and _agree(old, new[: len(old)])
+
+
+def rows_of(sources: Sources) -> int:
+    return sum(file.rows for source in sources for file in source.files)
+
+
+def _marks(sources: Sources) -> list[FileMark]:
+    return [file for source in sources for file in source.files]
+
+
+def _agree(old: list[FileMark], new: list[FileMark]) -> bool:
+    return all(a.same(b) for a, b in zip(old, new, strict=True))
+
+
+def data_differences(before: Sources, now: Sources) -> list[str]:
+    """What differs, a line for each file; empty where the rows are the same."""
+    if same_rows(before, now):
+        return []
+    old, new = _by_name(before), _by_name(now)
+    if len(old) == len(new) == 1:
+        old = dict(zip(new, old.values(), strict=True))
+    lines = [
+        f"{name} is gone" if name not in new else f"{name}: {what}"
+        for name, file in old.items()
+        if name not in new or (what := difference(file, new[name]))
+    ]
+    lines += [f"{name} was added ({file.rows:,} rows)" for name, file in new.items() if name not in old]
+    if not lines:
+        return ["the same files in another order"]
+    more = len(lines) - NAMED
+    return lines if more <= 1 else [*lines[:NAMED], f"and {more} more files"]
+
+
+def _by_name(sources: Sources) -> dict[str, FileMark]:
+    """By the name that tells a file from the others: below its source, or its path where the source is a file."""
+    several = len(sources) > 1
+    return {
+        (source.path_of(file) if several or not file.name else file.name): file
+        for source in sources
+        for file in source.files
+    }
+
+
+def difference(before: FileMark, now: FileMark) -> str:
+    """How a file has changed; "" if it has not."""
+    if before.same(now):
+        return ""
+    parts = []
+    if before.rows != now.rows:
+        parts.append(f"{before.rows:,} → {now.rows:,} rows")
+    if before.columns != now.columns:
+        parts.append("other columns or types")
+    if before.bytes != now.bytes:
+        parts.append(f"{before.bytes:,} → {now.bytes:,} bytes")
+    if before.rows == now.rows:
+        parts.append("other rows, by its footer")
+    return ", ".join(parts)
+
+
+def spec_differences(before: FeatureSpec, now: FeatureSpec) -> list[str]:
+    """`dense.price.log: True → False`, a line for each key of the spec that differs."""
+    old, new = _flat(asdict(before)), _flat(asdict(now))
+    keys = [key for key in dict.fromkeys([*old, *new]) if old.get(key) != new.get(key)]
+    lines = [f"{key}: {old.get(key)!r} → {new.get(key)!r}" for key in keys]
+    return lines if lines or before == now else ["the same features in another order"]
+
+
+def _flat(value: Any, path: str = "") -> dict[str, Any]:
+    """By dotted key; parts of a list go by their names."""
+    if isinstance(value, dict):
+        return {key: leaf for name, item in value.items() for key, leaf in _flat(item, f"{path}.{name}").items()}
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return _flat({item.get("name", index): item for index, item in enumerate(value)}, path)
+    return {path.removeprefix("."): value}
