@@ -17,13 +17,24 @@ its inode. A folder has no owner: who may use it is decided by the first file th
 import errno
 import os
 import secrets
+import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
 from typing import TypeVar
 
+from gemctl.errors import InputError
+
 T = TypeVar("T")
+MOST_READ = 128 << 20  # bytes of a file that is read whole: a plan of 16,384 ranks has 5 MB
+KINDS = {
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
 NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 CLAIM_SECONDS = 2.0  # how long a rename that somebody else has begun may take
 PASSING = {errno.ESTALE, errno.EIO}  # what a file server answers once, and not when asked again
@@ -162,9 +173,38 @@ def open_log(path: Path) -> int:
     return os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
 
-def read(path: Path) -> bytes:
-    """All of the file."""
-    return steadily(path.read_bytes)
+def read(path: Path, most: int = MOST_READ) -> bytes:
+    """All of the file. InputError if it is none, or larger than `most` bytes."""
+
+    def whole() -> bytes:
+        with open_file(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > most:
+                raise InputError(f"{path}: {size} bytes, which is more than a file of this kind can have ({most})")
+            return file.read()
+
+    return steadily(whole)
+
+
+def open_file(path: Path, *, follow: bool = True) -> BufferedReader:
+    """The file, opened to be read. InputError if it is something else, which might block or never end.
+
+    `follow`: a symbolic link may lead to it. OSError if the system refuses.
+    """
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | (0 if follow else os.O_NOFOLLOW)
+    try:
+        fd = os.open(path, flags)
+    except OSError as error:
+        if error.errno in {errno.ELOOP, errno.ENXIO, errno.ENODEV}:
+            raise InputError(f"{path}: no regular file ({os.strerror(error.errno)})") from None
+        raise
+    kind = stat.S_IFMT(os.fstat(fd).st_mode)
+    if kind != stat.S_IFREG:
+        os.close(fd)
+        if kind == stat.S_IFDIR:
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        raise InputError(f"{path}: no regular file, it is {KINDS.get(kind, 'something else')}")
+    return os.fdopen(fd, "rb")
 
 
 def steadily(reading: Callable[[], T]) -> T:

@@ -15,18 +15,17 @@ import torch
 from torch import Tensor
 
 from gemctl.checkpoint.load import read_object
-from gemctl.checkpoint.storage import Reader
+from gemctl.checkpoint.storage import Reader, open_checkpoint
 from gemctl.errors import GemctlError
 from gemctl.run.checkpoints import Comparison, Difference
-from gemctl.run.manifest import Manifest, StoredObject, read
+from gemctl.run.manifest import Manifest, StoredObject
 
 BLOCK = 1 << 22  # elements compared at a time: bounds the float64 copies
 
 
 def compare(a: Path, b: Path) -> Comparison:
     """Every difference between the checkpoints in folders `a` and `b`; `Difference` says what counts as one."""
-    first, second = read(a), read(b)
-    readers = Reader(a, set(first.files)), Reader(b, set(second.files))
+    (first, own), (second, other) = open_checkpoint(a), open_checkpoint(b)
     keys = sorted(first.objects.keys() | second.objects.keys())
     found, compared = _positions(first, second), 0
     for key in keys:
@@ -34,7 +33,7 @@ def compare(a: Path, b: Path) -> Comparison:
         if difference is None:
             compared += 1
             shape, dtype = first.objects[key].shape, getattr(torch, first.objects[key].dtype)
-            left, right = (_read(reader, key, shape, dtype) for reader in readers)
+            left, right = (_read(reader, key, shape, dtype) for reader in (own, other))
             difference = compare_values(key, left, right)
         if difference is not None:
             found.append(difference)

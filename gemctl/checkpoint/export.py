@@ -23,11 +23,11 @@ from torch import Tensor
 from gemctl.checkpoint.content import as_text, content_sum
 from gemctl.checkpoint.load import read_object
 from gemctl.checkpoint.pieces import Piece
-from gemctl.checkpoint.storage import Reader
+from gemctl.checkpoint.storage import Reader, open_checkpoint
 from gemctl.durable import create, make_folders, sync_folder
 from gemctl.errors import GemctlError
 from gemctl.run.checkpoints import Exported
-from gemctl.run.manifest import Manifest, StoredObject, read
+from gemctl.run.manifest import Manifest, StoredObject
 
 DTYPES = {
     "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16",
@@ -42,14 +42,13 @@ def export(checkpoint: Path, target: Path, largest: int, optimizer: bool) -> Exp
 
     A tensor that is larger has a file of its own. `optimizer`: the optimizer state too.
     """
-    manifest = read(checkpoint)
+    manifest, reader = open_checkpoint(checkpoint)
     objects = {key: stored for key, stored in manifest.objects.items() if optimizer or not key.startswith("optim.")}
     files = dict(_named(_split(objects, largest)))
     draft = target.with_name(f".{target.name}.{os.getpid()}")
     make_folders(target.parent)
     draft.mkdir()
     try:
-        reader = Reader(checkpoint, set(manifest.files))
         for name, keys in files.items():
             _write(draft / name, {key: objects[key] for key in keys}, reader, manifest)
         total = sum(stored.bytes for stored in objects.values())

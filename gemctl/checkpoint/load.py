@@ -21,7 +21,7 @@ from torch import Tensor
 from gemctl.checkpoint.content import as_text, content_sums
 from gemctl.checkpoint.storage import Reader
 from gemctl.errors import GemctlError, InputError
-from gemctl.run.manifest import Manifest, check_file, read
+from gemctl.run.manifest import Manifest, StoredObject, check_file, read
 
 
 def load(folder: Path, state: Mapping[str, Tensor], group: dist.ProcessGroup | None = None) -> Manifest:
@@ -33,7 +33,7 @@ def load(folder: Path, state: Mapping[str, Tensor], group: dist.ProcessGroup | N
     manifest = read(folder)
     _refuse(_faulty_files(folder, manifest, group))
     _refuse(_differences(folder, manifest, state, group))
-    _fill(folder, manifest, state, group)
+    _fill(folder, manifest, manifest.objects, state, group)
     return manifest
 
 
@@ -46,14 +46,21 @@ def load_some(
     wanted = {key: value for key, value in state.items() if key in keys}
     chosen = replace(manifest, objects={key: manifest.objects[key] for key in keys if key in manifest.objects})
     _refuse(_differences(folder, chosen, wanted, group))
-    _fill(folder, chosen, wanted, group)
+    _fill(folder, manifest, chosen.objects, wanted, group)
     return chosen
 
 
-def _fill(folder: Path, manifest: Manifest, state: Mapping[str, Tensor], group: dist.ProcessGroup | None) -> None:
-    _read(Reader(folder, set(manifest.files)), state, process_group=group)
+def _fill(
+    folder: Path,
+    manifest: Manifest,
+    objects: Mapping[str, StoredObject],
+    state: Mapping[str, Tensor],
+    group: dist.ProcessGroup | None,
+) -> None:
+    """`objects`: those of the manifest that the states of all ranks together have."""
+    _read(Reader(folder, manifest), state, process_group=group)
     arrived = content_sums(state, group)
-    saved = {key: stored.content for key, stored in manifest.objects.items() if stored.content is not None}
+    saved = {key: stored.content for key, stored in objects.items() if stored.content is not None}
     if wrong := [key for key, content in saved.items() if as_text(arrived.get(key, 0)) != content]:
         raise GemctlError(f"{folder}: loaded, but not what was saved: {', '.join(wrong)}")
 

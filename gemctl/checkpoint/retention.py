@@ -39,7 +39,7 @@ def remove_strays(run: RunDir, attempt: Attempt) -> list[Path]:
 
 def _remove(folder: Path, attempt: Attempt, reach: Callable[[Point], None] = _nowhere) -> bool:
     """The manifest goes first, so that a half-deleted folder is no checkpoint."""
-    if not attempt.owns_run():
+    if folder.is_symlink() or not attempt.owns_run():  # what a link leads to is not this run's
         return False
     (folder / FILE_NAME).unlink(missing_ok=True)
     sync_folder(folder)

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from gemctl.errors import TERMINATED, GemctlError, Interrupted
+from gemctl.errors import TERMINATED, GemctlError, InputError, Interrupted
 
 if TYPE_CHECKING:
     from gemctl.commands.launching import Launcher
@@ -81,9 +81,11 @@ def wait_for_start(run: "RunDir", submission: "Submission", launcher: "Launcher"
 
 def not_started(run: "RunDir", submission: "Submission", job: "Job") -> str:
     """What a supervisor that made no attempt has said, if it came to life, and what became of its job."""
+    from gemctl.durable import read
+
     try:
-        said = submission.output.read_text(encoding="utf-8", errors="replace").splitlines()[-LAST_WORDS:]
-    except OSError:
+        said = read(submission.output).decode(errors="replace").splitlines()[-LAST_WORDS:]
+    except (OSError, InputError):
         said = []
     return "\n".join([f"run {run.run_id} did not start: no attempt was made ({job.detail})", *said])
 

@@ -31,12 +31,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from gemctl.durable import sync_folder
+from gemctl.durable import read, sync_folder
 from gemctl.errors import InputError
 from gemctl.run.files import create_json, is_whole, read_json, read_whole
 
 PATIENCE = 5.0  # seconds, at least, without a beat after which an attempt counts as dead
 LAST_BEAT = 2.0  # seconds that the end of the beating may wait for a host that is not reached
+MOST_BEAT = 4096
 BEAT_BYTES = 64  # every beat is written over the last one in a single write
 
 
@@ -168,7 +169,7 @@ class Attempt:
     def beat(self, node: int = 0) -> bytes:
         """The present beat of an agent; only whether it changes has a meaning."""
         try:
-            return self.agent_beat(node).read_bytes()
+            return read(self.agent_beat(node), MOST_BEAT)
         except FileNotFoundError:
             return b""
 

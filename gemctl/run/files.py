@@ -14,11 +14,12 @@ import os
 from pathlib import Path
 from typing import Any
 
-from gemctl.durable import create, named, open_log, read, steadily, sync_folder
+from gemctl.durable import create, named, open_file, open_log, read, steadily, sync_folder
 from gemctl.errors import InputError
 
 FORMAT = 1
 ROOM = 16 << 10  # bytes kept for last lines: an exception's takes up to about 7 KB
+MOST_LINE = 16 << 20  # bytes of a line of a log
 FALLOC_FL_KEEP_SIZE = 1
 PLAIN: dict[object, type | tuple[type, ...]] = {int: int, float: (int, float), str: str}  # field → JSON value
 
@@ -77,8 +78,12 @@ def entries(folder: Path) -> list[Path]:
 
 
 def numbered(folder: Path) -> list[int]:
-    """The numbers that entries of the folder have for names, in order; none if there is no folder."""
-    return sorted(int(path.name) for path in entries(folder) if path.name.isdecimal())
+    """The numbers that entries of the folder have for names, in order; none if there is no folder. InputError for a
+    symbolic link: what it leads to is not the run's."""
+    found = [path for path in entries(folder) if path.name.isdecimal()]
+    if linked := [path for path in found if path.is_symlink()]:
+        raise InputError(f"{linked[0]}: a symbolic link, where a folder of the run belongs")
+    return sorted(int(path.name) for path in found)
 
 
 def read_text(path: Path) -> str:
@@ -209,20 +214,26 @@ class LogTail:
         self._offset = self._lines = 0
 
     def new(self) -> list[Record]:
-        try:
-            data = steadily(self._rest)
-        except FileNotFoundError:
-            return []
-        whole = data[: data.rfind(b"\n") + 1]
-        lines = whole.split(b"\n")[:-1]
-        found = [_logged(line, f"{self.path}:{self._lines + at}") for at, line in enumerate(lines, start=1)]
-        self._offset, self._lines = self._offset + len(whole), self._lines + len(lines)
-        return [line for line in found if line is not None]
+        found: list[Record] = []
+        while True:
+            try:
+                data = steadily(self._next)
+            except FileNotFoundError:
+                return found
+            whole = data[: data.rfind(b"\n") + 1]
+            if not whole and len(data) == MOST_LINE:
+                raise InputError(f"{self.path}:{self._lines + 1}: a line of more than {MOST_LINE} bytes")
+            lines = whole.split(b"\n")[:-1]
+            read = (_logged(line, f"{self.path}:{self._lines + at}") for at, line in enumerate(lines, start=1))
+            found += [line for line in read if line is not None]
+            self._offset, self._lines = self._offset + len(whole), self._lines + len(lines)
+            if len(data) < MOST_LINE:
+                return found
 
-    def _rest(self) -> bytes:
-        with self.path.open("rb") as file:
-            file.seek(self._offset)
-            return file.read()
+    def _next(self) -> bytes:
+        with open_file(self.path) as file:
+            left = os.fstat(file.fileno()).st_size - file.seek(self._offset)
+            return file.read(min(max(0, left), MOST_LINE))
 
 
 def _logged(line: bytes, where: str) -> Record | None:
@@ -253,11 +264,11 @@ def last_line(path: Path) -> Record | None:
 
 def _last_lines(path: Path) -> list[bytes]:
     """The whole lines in the last bytes of the file, the first perhaps cut; of more bytes where those are zeros."""
-    with path.open("rb") as file:
+    with open_file(path) as file:
         size, span = file.seek(0, os.SEEK_END), 2 * ROOM
         while True:
             file.seek(max(0, size - span))
             data = file.read()
-            if size <= span or len(data.rstrip(b"\0")) > ROOM:
+            if size <= span or len(data.rstrip(b"\0")) > ROOM or span >= MOST_LINE:
                 return data.split(b"\n")[:-1]
             span *= 2

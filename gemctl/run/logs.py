@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gemctl.durable import open_file
 from gemctl.errors import InputError
 from gemctl.run.attempt import Attempt
 from gemctl.run.directory import RunDir
-from gemctl.run.files import LogTail, parse_line, read_log
+from gemctl.run.files import MOST_LINE, LogTail, parse_line, read_log
 from gemctl.run.output import Times
 
 QUIET_STAGES = (b'"stage": "step"', b'"stage": "data"')  # every step has them
@@ -173,13 +174,13 @@ class _Bytes:
     def lines(self, last: bool) -> Iterator[tuple[int, bytes]]:
         """(offset of its end, line) of what is new. `last`: a line that has no end counts too."""
         try:
-            file = self._path.open("rb")
+            file = open_file(self._path)
         except FileNotFoundError:
             return
         with file:
             file.seek(self._offset)
-            for line in file:
-                if not line.endswith(b"\n") and not last:
+            while line := file.readline(MOST_LINE):  # a longer one comes in parts
+                if not line.endswith(b"\n") and len(line) < MOST_LINE and not last:
                     return
                 self._offset += len(line)
                 yield self._offset, line.rstrip(b"\r\n")

@@ -14,13 +14,15 @@ a later attempt started from is void for ever, whenever it appears: the later at
 import dataclasses
 import hashlib
 import json
+import os
 import re
+import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gemctl.durable import create, steadily, sync_folder
+from gemctl.durable import create, open_file, steadily, sync_folder
 from gemctl.errors import InputError
 from gemctl.run.attempt import Attempt
 from gemctl.run.directory import RunDir
@@ -159,6 +161,8 @@ def read(folder: Path) -> Manifest:
         raise InputError(f"{path}: {error.strerror}") from error
     if body.pop("sha256", None) != _digest(body):
         raise InputError(f"{path}: damaged, it does not match its own hash")
+    if strange := [name for name in body["files"] if not _plain(name)]:
+        raise InputError(f"{path}: {strange[0]!r} is no name of a file in this folder")
     name = folder_name(body["step"], body["attempt"])
     if FOLDER.fullmatch(folder.name) and folder.name != name:
         raise InputError(f"{path}: it is that of {name}, and lies in {folder.name}")
@@ -173,13 +177,18 @@ def read(folder: Path) -> Manifest:
     )
 
 
+def _plain(name: str) -> bool:
+    """False for what leads out of the folder, and for the manifest itself."""
+    return name not in {"", ".", "..", FILE_NAME} and not any(sign in name for sign in "/\0")
+
+
 def describe_file(path: Path) -> StoredFile:
-    """Size and hash of a file as it is on disk now."""
+    """Size and hash of a file as it is on disk now. InputError if it is a link or no file at all."""
 
     def described() -> StoredFile:
-        with path.open("rb") as file:
+        with open_file(path, follow=False) as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return StoredFile(path.stat().st_size, digest)
+            return StoredFile(os.fstat(file.fileno()).st_size, digest)
 
     return steadily(described)
 
@@ -187,9 +196,12 @@ def describe_file(path: Path) -> StoredFile:
 def check_size(path: Path, stored: StoredFile) -> str | None:
     """What shows to be wrong with the file before it is read, or None."""
     try:
-        size = path.stat().st_size
+        found = path.lstat()
     except OSError as error:
         return f"{path}: {error.strerror}"
+    if not stat.S_ISREG(found.st_mode):
+        return f"{path}: no regular file of this folder"
+    size = found.st_size
     return None if size == stored.bytes else f"{path}: {size} bytes, its manifest says {stored.bytes}"
 
 
@@ -199,6 +211,8 @@ def check_file(path: Path, stored: StoredFile) -> str | None:
         return fault
     try:
         whole = describe_file(path).sha256 == stored.sha256
+    except InputError as error:
+        return str(error)
     except OSError as error:
         return f"{path}: {error.strerror}"
     return None if whole else f"{path}: damaged, its hash is not the one in its manifest"
@@ -234,6 +248,7 @@ def checkpoints(run: RunDir) -> list[Checkpoint]:
             step, attempt = int(match[1]), int(match[2])
             published = (path / FILE_NAME).exists()
             flaw = _void(step, attempt, bases) if published else f"unfinished: it has no {FILE_NAME}"
+            flaw = "a symbolic link: it is not this run's" if path.is_symlink() else flaw
             found.append(Checkpoint(path, step, attempt, published, flaw))
     return sorted(found, key=lambda checkpoint: (checkpoint.step, checkpoint.attempt), reverse=True)
 

@@ -117,7 +117,7 @@ def differences(folder: Path, expected: Path, tolerance: float) -> list[str]:
         return [f"the position is {mine.position}, it should be {reference.position}"]
     if mine.objects.keys() != reference.objects.keys():
         return [f"other tensors: {sorted(mine.objects.keys() ^ reference.objects.keys())}"]
-    readers = Reader(folder, set(mine.files)), Reader(expected, set(reference.files))
+    readers = Reader(folder, mine), Reader(expected, reference)
     said = []
     for key, stored in reference.objects.items():
         values = [torch.empty(stored.shape, dtype=getattr(torch, stored.dtype)) for _ in readers]
