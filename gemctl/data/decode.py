@@ -69,7 +69,7 @@ def decode(table: Any, spec: FeatureSpec, place: Place, *, histories: bool) -> R
     for sequence in spec.sequences:
         read = _sequence(table, sequence, spec, place, problems) if histories else _no_events(sequence, count)
         jagged[f"sequence/{sequence.name}"] = read
-    found = [problem for problem in problems if problem]
+    found = list(dict.fromkeys(problem for problem in problems if problem))  # two sequences may miss one time
     if found:
         raise InputError(found)
     return RowBlock(fixed, jagged)
@@ -164,7 +164,7 @@ def _ages(
         (~events.known, f"an event without a time {_NO_TIME}"),
         (late, "an event that is not earlier than its row"),
         (backward, "not in order of time, oldest first"),
-        (~np.isfinite(ages), "an event whose age float32 can't hold"),
+        (events.known & owners.known & ~np.isfinite(ages), "an event whose age float32 can't hold"),
     ):
         where = f"sequence {sequence.name!r}: {sequence.timestamps}"
         problems.append(place.problem(_any(wrong, offsets), f"{where}: {what}"))

@@ -120,8 +120,12 @@ def open_file(file: DataFile, footer: Any = None) -> Any:
 
 def read_group(file: Any, path: str, group: int, **how: Any) -> pa.Table:
     """One row group of a `pyarrow.parquet.ParquetFile`; InputError where its bytes are damaged."""
+    wanted = file.metadata.row_group(group).num_rows
     try:
-        return file.read_row_group(group, **how)
+        table = file.read_row_group(group, **how)
+        if table.num_rows != wanted:
+            raise pa.ArrowInvalid(f"{table.num_rows} of its {wanted} rows are there")
+        return table
     except (OSError, pa.ArrowException) as error:
         reason = " ".join(str(error).split())
         raise InputError(f"{path}: row group {group} can't be read, the file is damaged: {reason}") from error

@@ -57,6 +57,8 @@ def integers(values: Any) -> Integers:
 
 def floats(values: Any) -> np.ndarray:
     """float64 [N] of an array of numbers or booleans, rounded to the nearest; null → NaN."""
+    if pt.is_decimal(values.type):
+        values = values.cast(pa.string())  # Arrow's own conversion is off by an ulp, which a time must not be
     return values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
 
 

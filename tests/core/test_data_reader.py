@@ -20,6 +20,7 @@ from gemctl.data.rows import RowBlock
 from gemctl.errors import InputError
 from gemctl.specs.data import FeatureSpec
 from gemctl.specs.feature_spec import parse
+from tests.core.parquet_oracle import plain_float, plain_hash, plain_row
 
 SPEC = """
 name: test
@@ -41,7 +42,6 @@ sequences:
     floats: [{name: dwell, column: h_dwell, log: true}]
 labels: [{name: click}, {name: buy, mask: shown}]
 """
-MASK64 = 2**64 - 1
 
 
 def spec(text: str = SPEC) -> FeatureSpec:
@@ -84,35 +84,6 @@ def write(path: Path, rows: dict[str, list[Any]], group: int = 20, **types: Any)
     table = pa.table({name: pa.array(values, types.get(name)) for name, values in rows.items()})
     pq.write_table(table, path, row_group_size=group)
     return path
-
-
-def plain_mix(x: int) -> int:
-    x = (x + 0x9E3779B97F4A7C15) & MASK64
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK64
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK64
-    return x ^ (x >> 31)
-
-
-def plain_hash(value: int | str) -> int:
-    if isinstance(value, int):
-        return plain_mix(value & MASK64)
-    data = value.encode()
-    words = [int.from_bytes(data[i : i + 8], "little") for i in range(0, max(len(data), 1), 8)]
-    return plain_mix((sum(plain_mix((w + plain_mix(i)) & MASK64) for i, w in enumerate(words)) + len(data)) & MASK64)
-
-
-def plain_row(value: Any, rows: int, hashed: bool) -> int:
-    if value is None:
-        return rows - 1
-    if hashed:
-        return plain_hash(value) % (rows - 1)
-    return value if 0 <= value < rows - 1 else rows - 1
-
-
-def plain_float(value: float | None, log: bool) -> float:
-    if value is None or math.isnan(value):
-        return 0.0
-    return math.copysign(math.log1p(abs(value)), value) if log else value
 
 
 def check(block: RowBlock, rows: dict[str, list[Any]], numbers: np.ndarray) -> None:
