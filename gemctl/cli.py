@@ -14,7 +14,9 @@ import os
 import sys
 from typing import Any, NoReturn
 
+from gemctl.credentials import refusal
 from gemctl.errors import GemctlError, InputError, Interrupted
+from gemctl.shown import shown
 
 COMMANDS = {
     "train": "train a model as the configuration says",
@@ -105,21 +107,25 @@ def main(argv: list[str] | None = None) -> int:
         return code
     except InputError as error:
         for problem in error.problems:
-            print(f"error: {problem}", file=sys.stderr)
+            _say(f"error: {problem}")
         return error.exit_code
     except Interrupted as stopped:
-        print(stopped, file=sys.stderr)
+        _say(str(stopped))
         return stopped.exit_code
     except GemctlError as error:
-        print(f"error: {error}", file=sys.stderr)
+        _say(f"error: {error}")
         return error.exit_code
     except BrokenPipeError:  # the reader of our output has gone
         return 1
     except OSError as error:
         if error.errno not in FULL and not (error.errno in REFUSED and error.filename):
             raise
-        print(f"error: {error.filename or 'a file'}: {os.strerror(error.errno)}", file=sys.stderr)
+        _say(f"error: {error.filename or 'a file'}: {os.strerror(error.errno)}")
         return GemctlError.exit_code
+
+
+def _say(text: str) -> None:
+    print(shown(text), file=sys.stderr)
 
 
 def _dispatch(words: list[str]) -> int:
@@ -131,6 +137,8 @@ def _dispatch(words: list[str]) -> int:
         from gemctl.config.nearest import did_you_mean
 
         raise InputError(f"{name!r}: unknown command{did_you_mean(name, list(COMMANDS))}")
+    if exposed := [f"{word}: {why}" for word in rest if (why := refusal(word)) is not None]:
+        raise InputError(list(map(shown, exposed)))
     parser = parser_of(name)
     try:
         args = _parse(parser, rest)

@@ -41,6 +41,11 @@ def check(config: Config) -> None:
         for name in slurm.env
         if not name.isidentifier() or not name.isascii()
     ]
+    problems += [
+        f"launcher.slurm.env_from: {name} has a value in launcher.slurm.env too: name it in one of them"
+        for name in slurm.env_from
+        if name in slurm.env
+    ]
     if "\n" in config.run.root or "\n" in config.run.name:
         problems.append("run.root, run.name: sbatch takes no path with a line break")
     if slurm.container_image is None:
@@ -71,7 +76,10 @@ def _seconds(limit: str) -> int:
 
 
 def check_here(config: Config) -> None:
-    """SlurmError where no controller answers."""
+    """InputError for variables that are to be passed on and are not set; SlurmError where no controller answers."""
+    missing = [name for name in options(config).env_from if name not in env.for_slurm()]
+    if missing:
+        raise InputError([f"launcher.slurm.env_from: {name} is not set in this shell" for name in missing])
     slurm_client.call("scontrol", "ping")
 
 

@@ -84,6 +84,7 @@ def _options(role: "Role", slurm: SlurmConfig, output: str) -> dict[str, str | N
         "exclude": ",".join(slurm.exclude) or None,
         "switches": slurm.switches,
         "segment": str(slurm.segment) if slurm.segment else None,
+        "export": ",".join(["ALL", *slurm.env_from]) if slurm.env_from else None,  # sbatch has the values
     }
     flags = ["requeue" if slurm.requeue else "no-requeue"]
     flags += ["exclusive"] if slurm.exclusive else []

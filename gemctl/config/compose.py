@@ -17,6 +17,7 @@ from gemctl.config.interpolate import escape, independent, is_missing, resolve
 from gemctl.config.overlay import Overlay, overlay
 from gemctl.config.overrides import Overrides, Setting, parse, unknown_key
 from gemctl.config.schema import Config
+from gemctl.credentials import masked, refusal
 from gemctl.errors import InputError
 from gemctl.specs import yaml_file
 from gemctl.specs.json_schema import describe
@@ -44,7 +45,12 @@ def compose(file: str | None, overrides: list[str], config_dir: str | None = Non
     def origin(path: KeyPath) -> str:
         return _origin(path, own.settings + asked.settings) or _group_origin(path, groups, choices)
 
-    return _checked(data, origin, problems, own.broken)
+    config = _checked(data, origin, problems, own.broken)
+    values = _walk(dataclasses.asdict(config), ())
+    exposed = {path: why for path, value in values if (why := refusal(str(value))) is not None}
+    if exposed:
+        raise InputError([masked(f"{origin(path)}: {why}") for path, why in exposed.items()])
+    return config
 
 
 def to_yaml(config: Config) -> str:

@@ -13,6 +13,7 @@ from pydantic import Field
 from gemctl.specs.limits import FORBID, NonNegative, Positive, PositiveFloat
 
 Word = Annotated[str, Field(pattern=r"^[^\s'\"]+$")]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 Line = Annotated[str, Field(pattern=r"^[^\n]+$")]
 TIME = r"^(\d+|\d+:\d\d|\d+:\d\d:\d\d|\d+-\d+(:\d\d){0,2})$"
 
@@ -65,7 +66,14 @@ class SlurmConfig:
     ] = None
     interface: Annotated[Word | None, Field(description="NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME")] = None
     ib_hca: Annotated[Word | None, Field(description="NCCL_IB_HCA: InfiniBand adapters that NCCL uses")] = None
-    env: Annotated[dict[str, Line], Field(description="more environment variables")] = field(default_factory=dict)
+    env: Annotated[
+        dict[str, Line],
+        Field(description="more environment variables; their values stand in the run's files and the batch script"),
+    ] = field(default_factory=dict)
+    env_from: Annotated[
+        list[Name],
+        Field(description="variables of the submitting shell that the job gets; their values are written nowhere"),
+    ] = field(default_factory=list)
     setup: Annotated[list[Line], Field(description="shell lines before all else, as in module load cuda")] = field(
         default_factory=list
     )

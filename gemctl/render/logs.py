@@ -8,6 +8,7 @@ from datetime import datetime
 from gemctl.render.progress import measured
 from gemctl.render.show import plain
 from gemctl.run.logs import Line
+from gemctl.shown import shown
 
 
 def write(lines: Iterable[Line | str], as_json: bool) -> None:
@@ -19,7 +20,7 @@ def write(lines: Iterable[Line | str], as_json: bool) -> None:
             text = json.dumps(plain(line)) if as_json else _line(line)
         else:
             text = json.dumps({"conclusion": line.strip()}) if as_json else line
-        sys.stdout.write(text + "\n")
+        sys.stdout.write(shown(text) + "\n")
         sys.stdout.flush()
 
 

@@ -12,9 +12,11 @@ import time
 from types import TracebackType
 from typing import IO, Any
 
+from gemctl.render.show import console
 from gemctl.render.units import number, percent, rate
 from gemctl.run.attempt import Attempt
 from gemctl.run.files import LogTail
+from gemctl.shown import shown
 
 READ_EVERY = 0.2  # seconds between looks at the files
 PLAIN_EVERY = 15.0  # seconds between plain lines
@@ -57,7 +59,7 @@ class Progress:
     def note(self, text: str) -> None:
         """Shows a line that stays."""
         if self._live is not None:
-            self._live.console.print(text, markup=False, highlight=False)
+            self._live.console.print(text, highlight=False)
         else:
             self._print(text)
 
@@ -118,10 +120,9 @@ class Progress:
 
     def _show_live(self) -> None:
         if self._live is None:
-            from rich.console import Console
             from rich.live import Live
 
-            self._live = Live(console=Console(file=self._out), auto_refresh=False)
+            self._live = Live(console=console(self._out), auto_refresh=False)
             self._live.start()
         self._live.update(self._bar(), refresh=True)
 
@@ -140,7 +141,7 @@ class Progress:
             self._print(self._last_line)
 
     def _print(self, text: str) -> None:
-        self._out.write(text + "\n")
+        self._out.write(shown(text) + "\n")
         self._out.flush()
 
 

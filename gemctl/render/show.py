@@ -12,9 +12,15 @@ import importlib
 import json
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, TYPE_CHECKING, Any
+
+from gemctl.credentials import masked
+from gemctl.shown import shown
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 RENDERERS = {
     "gemctl.bench.results.KernelBench": "gemctl.render.bench:kernels",
@@ -55,16 +61,27 @@ def show(value: object, as_json: bool = False) -> None:
 def _print(part: Any) -> None:
     """Strings as they are, to be copied; the rest as wide as the terminal."""
     if isinstance(part, str):
-        print(part)
+        print(shown(part))
         return
-    from rich.console import Console
+    console(sys.stdout, None if sys.stdout.isatty() else 120).print(part)
 
-    Console(file=sys.stdout, width=None if sys.stdout.isatty() else 120, soft_wrap=False).print(part)
+
+def console(file: IO[str], width: int | None = None) -> "Console":
+    """Rich's console for texts that may come from files: they bring no escapes, no markup and no emoji along."""
+    from rich.console import Console
+    from rich.segment import Segment
+
+    class Plain(Console):
+        def render(self, renderable: Any, options: Any = None) -> Iterator[Segment]:
+            for part in super().render(renderable, options):
+                yield part if part.control else Segment(shown(part.text), part.style)
+
+    return Plain(file=file, width=width, soft_wrap=False, markup=False, emoji=False)
 
 
 def note(text: str) -> None:
     """Writes a line about what is going on to standard error."""
-    print(text, file=sys.stderr, flush=True)
+    print(shown(text), file=sys.stderr, flush=True)
 
 
 def rendered(value: object) -> Any:
@@ -78,7 +95,8 @@ def rendered(value: object) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """`value` as JSON has it: dataclasses as objects, NaN and infinities as null, paths as strings."""
+    """`value` as JSON has it: dataclasses as objects, NaN and infinities as null, paths as strings. URLs come without
+    credentials."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, dict):
@@ -89,4 +107,4 @@ def plain(value: Any) -> Any:
         return value if math.isfinite(value) else None
     if isinstance(value, enum.Enum):
         return plain(value.value)
-    return str(value) if isinstance(value, Path) else value
+    return masked(str(value)) if isinstance(value, (str, Path)) else value

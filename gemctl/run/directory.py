@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from gemctl import env, paths
+from gemctl.credentials import masked
 from gemctl.durable import make_folders, sync_folder
 from gemctl.errors import InputError
 from gemctl.run.access import Access, create_folder, written_as
@@ -186,7 +187,7 @@ def _identity(run_id: str, name: str, command: list[str]) -> dict[str, Any]:
         "run_id": run_id,
         "name": name,
         "created": time.time(),
-        "command": command,
+        "command": list(map(masked, command)),
         "directory": str(Path.cwd()),
         "host": socket.gethostname(),
         "user": env.user(),

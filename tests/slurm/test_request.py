@@ -13,7 +13,7 @@ from torchx.specs import AppDef, Resource, Role
 from gemctl.cli import main
 from gemctl.cluster.checks import Check
 from gemctl.cluster.node import NodeReport, check_node, read_report
-from gemctl.config.compose import compose
+from gemctl.config.compose import compose, to_yaml
 from gemctl.config.schema import Config
 from gemctl.config.sweep import expand
 from gemctl.errors import InputError, TooFewHosts
@@ -139,6 +139,26 @@ def test_what_is_not_asked_for_is_not_in_the_script() -> None:
         "#SBATCH --signal=B:USR1@120",
         "#SBATCH --no-requeue",
     ]
+
+
+def test_variables_are_passed_by_name_and_their_values_are_nowhere(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "hunter2")
+    config = compose(None, ["launcher=slurm", "launcher.slurm.env_from=[WANDB_API_KEY,HF_TOKEN]"])
+    app = app_of(config)
+    script = slurm.form(app, config, RUN / "submissions" / "1")
+    assert "#SBATCH --export=ALL,WANDB_API_KEY,HF_TOKEN\n" in script
+    assert "--export=ALL" in step(app.roles[0], slurm.options(config))  # from the job to its steps
+    assert "hunter2" not in script + json.dumps(to_json(app)) + to_yaml(config)
+    with pytest.raises(InputError) as error:
+        slurm.check_here(config)
+    assert error.value.problems == ["launcher.slurm.env_from: HF_TOKEN is not set in this shell"]
+    twice = ["launcher.slurm.env={A: x}", "launcher.slurm.env_from=[A]"]
+    assert main(["train", "launcher=slurm", *twice]) == 2
+    assert "launcher.slurm.env_from: A has a value in launcher.slurm.env too" in capsys.readouterr().err
+    assert main(["train", "launcher=slurm", "launcher.slurm.env_from=['A=x']"]) == 2
+    assert "env_from" in capsys.readouterr().err
 
 
 def test_gres_stands_over_the_gpus_of_the_ranks() -> None:
