@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -30,6 +30,7 @@ from gemctl.errors import GemctlError, InputError
 from gemctl.mesh.groups import HostReport, Mesh
 from gemctl.mesh.topology import Topology
 from gemctl.parallel.assemble import assemble
+from gemctl.parallel.exchange import all_gather_json, broadcast_json
 from gemctl.plan.state import saved_state
 from gemctl.run import inputs
 from gemctl.run.access import written_as
@@ -247,9 +248,7 @@ def _by_hand(run: RunDir, run_path: str) -> str:
     if planned != env.world_size():
         raise InputError(f"{run_path}: its plan has {planned} ranks, {env.world_size()} were started")
     init_world(config.cluster.device)
-    told: list[Any] = [_take_over(run, last, source, config)] if env.rank() == 0 else [None]
-    dist.broadcast_object_list(told)
-    attempt = run.attempt(told[0])
+    attempt = run.attempt(broadcast_json(_take_over(run, last, source, config) if env.rank() == 0 else None))
     _lay_by_hand(attempt)
     if env.rank() != 0:
         return main(run_path, attempt.number)
@@ -280,8 +279,7 @@ def _take_over(run: RunDir, last: Attempt, source: Attempt, config: Config) -> i
 
 def _lay_by_hand(attempt: Attempt) -> None:
     """Lays the mesh over the hosts that the ranks report, in the order of their ranks where no address tells."""
-    reports: list[Any] = [None] * env.world_size()
-    dist.all_gather_object(reports, (socket.gethostname(), env.topology_address()))
+    reports = [(name, address) for name, address in all_gather_json([socket.gethostname(), env.topology_address()])]
     hosts = [HostReport(name, reports.count((name, address)), address) for name, address in dict.fromkeys(reports)]
     if env.rank() == 0:
         lay_attempt(attempt, hosts)

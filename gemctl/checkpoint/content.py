@@ -16,6 +16,7 @@ from torch import Tensor
 
 from gemctl.checkpoint.hash import owned_pieces
 from gemctl.checkpoint.pieces import Piece
+from gemctl.parallel.exchange import all_gather_json
 
 MODULUS = 1 << 64
 BLOCK = 1 << 17  # elements at a time: 1 MB of int64, which stays in the cache
@@ -27,9 +28,7 @@ def content_sums(state: Mapping[str, Tensor], group: dist.ProcessGroup | None = 
     mine = {
         key: sum(content_sum(piece) for piece in pieces) % MODULUS for key, pieces in owned_pieces(state, group).items()
     }
-    parts: list[dict[str, int]] = [{} for _ in range(dist.get_world_size(group))]
-    dist.all_gather_object(parts, mine, group=group)
-    return add_up(parts)
+    return add_up(all_gather_json(mine, group))
 
 
 def add_up(parts: list[dict[str, int]]) -> dict[str, int]:

@@ -8,12 +8,14 @@ Tensors are gathered one at a time, so rank 0 needs room for the largest one mor
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gemctl.checkpoint.pieces import Piece, state_pieces
+from gemctl.checkpoint.pieces import Piece, dtype_name, dtype_of, state_pieces
+from gemctl.parallel.exchange import all_gather_json, broadcast_json
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,15 @@ class _Box:
     dtype: torch.dtype
     full: tuple[int, ...]
 
+    def row(self) -> list[Any]:
+        """It as JSON has it."""
+        return [self.offsets, self.shape, dtype_name(self.dtype), self.full]
+
+    @classmethod
+    def of(cls, row: list[Any]) -> "_Box":
+        offsets, shape, dtype, full = row
+        return cls(tuple(offsets), tuple(shape), dtype_of(dtype), tuple(full))
+
 
 def full_state_hash(state: Mapping[str, Tensor], group: dist.ProcessGroup | None = None) -> str:
     """SHA-256 over the keys in order, each with dtype, shape and bytes of its full tensor. Collective; CPU group."""
@@ -32,9 +43,8 @@ def full_state_hash(state: Mapping[str, Tensor], group: dist.ProcessGroup | None
     for key, full in _full_tensors(state, group):
         digest.update(f"{key} {full.dtype} {list(full.shape)}\n".encode())
         digest.update(_bytes(full).numpy().data)
-    box = [digest.hexdigest()]
-    dist.broadcast_object_list(box, src=_global_rank(group, 0), group=group)
-    return box[0]
+    agreed: str = broadcast_json(digest.hexdigest(), group)
+    return agreed
 
 
 def gather_full(state: Mapping[str, Tensor], group: dist.ProcessGroup | None = None) -> dict[str, Tensor]:
@@ -58,9 +68,8 @@ def _all_boxes(
 ) -> tuple[dict[str, list[Piece]], list[dict[str, list[_Box]]]]:
     """This rank's pieces, and every rank's boxes, by key."""
     mine = state_pieces(state)
-    boxes: list[dict[str, list[_Box]]] = [{} for _ in range(dist.get_world_size(group))]
-    dist.all_gather_object(boxes, {key: [_box(piece) for piece in pieces] for key, pieces in mine.items()}, group=group)
-    return mine, boxes
+    found = all_gather_json({key: [_box(piece).row() for piece in pieces] for key, pieces in mine.items()}, group)
+    return mine, [{key: [_Box.of(row) for row in rows] for key, rows in part.items()} for part in found]
 
 
 def _full_tensors(state: Mapping[str, Tensor], group: dist.ProcessGroup | None) -> Iterator[tuple[str, Tensor]]:

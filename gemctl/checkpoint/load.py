@@ -19,8 +19,10 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
 from gemctl.checkpoint.content import as_text, content_sums
+from gemctl.checkpoint.pieces import dtype_name
 from gemctl.checkpoint.storage import Reader
 from gemctl.errors import GemctlError, InputError
+from gemctl.parallel.exchange import all_gather_json
 from gemctl.run.manifest import Manifest, StoredObject, check_file, read
 
 
@@ -58,7 +60,7 @@ def _fill(
     group: dist.ProcessGroup | None,
 ) -> None:
     """`objects`: those of the manifest that the states of all ranks together have."""
-    _read(Reader(folder, manifest), state, process_group=group)
+    _read_together(Reader(folder, manifest), state, group)
     arrived = content_sums(state, group)
     saved = {key: stored.content for key, stored in objects.items() if stored.content is not None}
     if wrong := [key for key, content in saved.items() if as_text(arrived.get(key, 0)) != content]:
@@ -67,18 +69,27 @@ def _fill(
 
 def read_object(reader: Reader, key: str, target: Tensor) -> None:
     """Fills `target` with one full tensor of the checkpoint, in this process alone. Raises as `load`."""
+    if fault := _read(reader, {key: target}):
+        raise GemctlError(f"{reader.folder}: loading failed: {fault}")
+
+
+def _read_together(reader: Reader, state: Mapping[str, Tensor], group: dist.ProcessGroup | None) -> None:
+    """Each rank reads its part by itself; all raise what any has met."""
+    faults = all_gather_json(_read(reader, state), group)
+    if found := [f"rank {rank}: {fault}" for rank, fault in enumerate(faults) if fault]:
+        raise GemctlError(f"{reader.folder}: loading failed: " + "; ".join(found))
+
+
+def _read(reader: Reader, state: Mapping[str, Tensor]) -> str | None:
+    """Fills the state in this process alone; what went wrong, or None."""
+    reader.read_metadata()  # what it refuses, DCP would wrap in an exception of its own
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # DCP warns that there is no process group
-        _read(reader, {key: target}, no_dist=True)
-
-
-def _read(reader: Reader, state: Mapping[str, Tensor], **how: Any) -> None:
-    reader.read_metadata()  # what it refuses, DCP would wrap in an exception of its own
-    try:
-        dcp.load(dict(state), storage_reader=reader, **how)
-    except dcp.CheckpointException as error:  # no Exception: it would pass everyone who waits for one
-        faults = [f"rank {rank}: {fault}" for rank, (fault, _) in sorted(error.failures.items())]
-        raise GemctlError(f"{reader.folder}: loading failed: " + "; ".join(faults)) from error
+        try:
+            dcp.load(dict(state), storage_reader=reader, no_dist=True)  # else ranks would send each other pickles
+        except dcp.CheckpointException as error:  # no Exception: it would pass everyone who waits for one
+            return str(error.failures[0][0])
+    return None
 
 
 def _refuse(faults: list[str]) -> None:
@@ -91,29 +102,23 @@ def _faulty_files(folder: Path, manifest: Manifest, group: dist.ProcessGroup | N
     rank, world = dist.get_rank(group), dist.get_world_size(group)
     mine = sorted(manifest.files.items())[rank::world]
     faults = [fault for name, stored in mine if (fault := check_file(folder / name, stored))]
-    return sorted(fault for part in _all_gather(faults, group) for fault in part)
+    return sorted(fault for part in all_gather_json(faults, group) for fault in part)
 
 
 def _differences(
     folder: Path, manifest: Manifest, state: Mapping[str, Tensor], group: dist.ProcessGroup | None
 ) -> list[str]:
     """Where the states of all ranks together and the checkpoint do not match."""
-    mine = {key: (list(value.shape), str(value.dtype).removeprefix("torch.")) for key, value in state.items()}
-    wanted: dict[str, tuple[list[int], str]] = {}
-    for part in _all_gather(mine, group):
+    mine = {key: [list(value.shape), dtype_name(value.dtype)] for key, value in state.items()}
+    wanted: dict[str, list[Any]] = {}
+    for part in all_gather_json(mine, group):
         wanted |= part
     faults = [f"{folder}: {key} is not in the checkpoint" for key in sorted(wanted.keys() - manifest.objects.keys())]
     unused = sorted(manifest.objects.keys() - wanted.keys())
     faults += [f"{folder}: {key} is in the checkpoint, but the model has no such tensor" for key in unused]
     for key in sorted(wanted.keys() & manifest.objects.keys()):
         stored = manifest.objects[key]
-        if wanted[key] != (stored.shape, stored.dtype):
+        if wanted[key] != [stored.shape, stored.dtype]:
             shape, dtype = wanted[key]
             faults.append(f"{folder}: {key} is {stored.dtype} {stored.shape}, the model needs {dtype} {shape}")
     return faults
-
-
-def _all_gather(value: Any, group: dist.ProcessGroup | None) -> list[Any]:
-    values: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(values, value, group=group)
-    return values

@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from gemctl.errors import GemctlError
 from gemctl.mesh.axes import Axis
 
 
@@ -83,3 +84,16 @@ def layout(value: Tensor) -> str:
     names = mesh.mesh_dim_names or [f"axis{i}" for i in range(mesh.ndim)]
     parts = [f"{name}={mesh.size(i)}:{value.placements[i]}" for i, name in enumerate(names)]
     return " ".join(parts)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """float32, say: as manifests, and ranks among each other, name it."""
+    return str(dtype).removeprefix("torch.")
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """The dtype of that name; GemctlError if there is none."""
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise GemctlError(f"{name!r} is no dtype of torch's")
+    return found

@@ -5,10 +5,10 @@
     saver.check()                                                     # at each step: raises once saving has failed
     saver.wait()                                                      # at the end: the last save must be there
 
-A thread of each rank writes its pieces by `torch.distributed.checkpoint.save`, over a gloo group of its own, so
-training may use any other group meanwhile. Then it hashes its file and sends the hashes to rank 0, which publishes the
-manifest and deletes what retention does not keep. Whatever fails on one rank fails the save on all, and without a
-manifest there is no checkpoint.
+A thread of each rank writes its pieces in DCP's format, over a gloo group of its own, so training may use any other
+group meanwhile. It hashes its file and sends the hashes to rank 0, which publishes the manifest and deletes what
+retention does not keep. What ranks tell each other is JSON, where `dcp.save` would have them unpickle
+it. Whatever fails on one rank fails the save on all, and without a manifest there is no checkpoint.
 
 A save that the storage refused is tried again `checkpoint.retries` times from the same copy; then training goes on
 without it, but for the last one and for more than `checkpoint.tolerate` in a row. An attempt that does not own the run
@@ -21,25 +21,25 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
-from torch.distributed.checkpoint import CheckpointException, Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint import TensorStorageMetadata
 
 from gemctl.checkpoint.content import add_up, as_text, content_sum
-from gemctl.checkpoint.pieces import layout, state_pieces
+from gemctl.checkpoint.pieces import Piece, dtype_name, layout, state_pieces
 from gemctl.checkpoint.retention import prune, remove_strays
 from gemctl.checkpoint.staging import Stager
-from gemctl.checkpoint.storage import PIECES, PiecePlanner, Writer, rank_files
+from gemctl.checkpoint.storage import METADATA, PieceSave, Row, Writer, rank_files
 from gemctl.config.schema import CheckpointConfig
 from gemctl.durable import sync_file, sync_folder
 from gemctl.errors import GemctlError
+from gemctl.parallel.exchange import broadcast_json, gather_json, scatter_json
 from gemctl.run.directory import RunDir
 from gemctl.run.files import JsonLog
 from gemctl.run.inject import Point, maybe_inject
@@ -59,21 +59,11 @@ class _Job:
 
     step: int
     folder: Path
-    staged: dict[str, Any]
+    staged: dict[str, list[Piece]]
     layouts: dict[str, str]
     position: dict[str, Any]
     start: float
     stall: float = 0.0
-
-
-@dataclass(frozen=True)
-class _Part:
-    """A rank's files, the layout of each of its tensors, the content of the pieces it wrote, and what went wrong."""
-
-    files: dict[str, StoredFile] = field(default_factory=dict)
-    layouts: dict[str, str] = field(default_factory=dict)
-    sums: dict[str, int] = field(default_factory=dict)
-    fault: "_Fault | None" = None
 
 
 @dataclass(frozen=True)
@@ -149,7 +139,7 @@ class Saver:
         folder = self._run.checkpoints / folder_name(step, self._attempt.number)
         self._reach(step, "copy")
         layouts = {key: layout(value) for key, value in state.items()}
-        staged = self._stager.stage({PIECES: state_pieces(state)})
+        staged = self._stager.stage(state_pieces(state))
         job = _Job(step, folder, staged, layouts, position, start)
         job.stall = time.perf_counter() - start
         # From here on the thread competes for the interpreter: as little as possible comes after.
@@ -172,26 +162,47 @@ class Saver:
 
     def _try(self, job: _Job) -> _Fault | None:
         """One try; why it failed, or None. Collective, and the same on every rank."""
+        reach = functools.partial(self._reach, job.step)
+        save = PieceSave(job.staged, Writer(job.folder, self._rank, reach), self._rank)
+        plans = gather_json(self._part(save.plan), self._group)
+        own = scatter_json(None if plans is None else self._divide(save, plans), self._group)
+        if own["fault"]:
+            return self._same_on_all(_Fault(**own["fault"]))
+        parts = gather_json(self._part(lambda: self._write(job, save, own["value"])), self._group)
+        return self._same_on_all(None if parts is None else self._publish(job, save, parts))
+
+    def _part(self, work: Callable[[], Any]) -> dict[str, Any]:
+        """What `work` returns, or why it failed: the others wait for either."""
         try:
-            planner = PiecePlanner()
-            metadata = dcp.save(
-                job.staged,
-                storage_writer=Writer(job.folder, self._rank, functools.partial(self._reach, job.step)),
-                planner=planner,
-                process_group=self._group,
-            )
-        except CheckpointException as error:
-            return self._same_on_all(_fault_of(error))
-        parts = self._gather(job, planner)
-        return self._same_on_all(None if parts is None else self._publish(job, metadata, parts))
+            return {"value": work(), "fault": None}
+        except Exception as error:
+            fault = _Fault(f"rank {self._rank}: {_text(error)}", isinstance(error, OSError))
+            return {"value": None, "fault": asdict(fault)}
+
+    def _divide(self, save: PieceSave, plans: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """For each rank what it writes, or why nobody can."""
+        fault = _joined(plans)
+        if fault is None:
+            divided = self._part(lambda: save.divide([plan["value"] for plan in plans]))
+            if divided["fault"] is None:
+                return [{"value": rows, "fault": None} for rows in divided["value"]]
+            fault = _Fault(**divided["fault"])
+        return [{"value": None, "fault": asdict(fault)}] * len(plans)
+
+    def _write(self, job: _Job, save: PieceSave, rows: list[Row]) -> dict[str, Any]:
+        """Writes this rank's part: where its pieces lie, its files, the layouts and the content of what it wrote."""
+        places = save.write(rows)
+        self._reach(job.step, "hash")
+        files = {name: asdict(describe_file(job.folder / name)) for name in rank_files(job.folder, self._rank)}
+        sums = add_up([{key: content_sum(piece)} for key, piece in save.written()])
+        return {"places": places, "files": files, "layouts": job.layouts, "sums": sums}
 
     def _same_on_all(self, fault: _Fault | None) -> _Fault | None:
         """Rank 0's word. It alone asks who owns the run: an attempt that has lost it tries nothing again."""
         if self._rank == 0 and fault is not None and not self._attempt.owns_run():
             fault = self._lost()
-        outcome = [fault]
-        dist.broadcast_object_list(outcome, src=0, group=self._group)
-        return outcome[0]
+        told = broadcast_json(None if fault is None else asdict(fault), self._group)
+        return None if told is None else _Fault(**told)
 
     def _lost(self) -> _Fault:
         owner = self._run.attempts()[-1].number
@@ -226,33 +237,23 @@ class Saver:
         if self._rank == 0:
             shutil.rmtree(job.folder, ignore_errors=True)
 
-    def _gather(self, job: _Job, planner: PiecePlanner) -> list[_Part] | None:
-        """Every rank's part on rank 0, None elsewhere."""
-        try:
-            self._reach(job.step, "hash")
-            files = {name: describe_file(job.folder / name) for name in rank_files(job.folder, self._rank)}
-            sums = add_up([{key: content_sum(piece)} for key, piece in planner.written()])
-            part = _Part(files, job.layouts, sums)
-        except Exception as error:  # the others wait in the gather: they must hear of whatever it is
-            part = _Part(fault=_Fault(f"rank {self._rank}: {_text(error)}", isinstance(error, OSError)))
-        parts: list[Any] | None = [None] * dist.get_world_size(self._group) if self._rank == 0 else None
-        dist.gather_object(part, parts, group=self._group)
-        return parts
-
-    def _publish(self, job: _Job, metadata: Metadata, parts: list[_Part]) -> _Fault | None:
+    def _publish(self, job: _Job, save: PieceSave, parts: list[dict[str, Any]]) -> _Fault | None:
         """Writes the manifest and prunes; returns what went wrong, as the other ranks must hear of it."""
-        if faults := [part.fault for part in parts if part.fault]:
-            return _Fault("; ".join(fault.text for fault in faults), all(fault.storage for fault in faults))
-        files = {name: file for part in parts for name, file in part.files.items()}
-        layouts = {key: text for part in parts for key, text in part.layouts.items()}
-        sums = add_up([part.sums for part in parts])
-        objects = {
-            key: _stored(entry, layouts[key], as_text(sums.get(key, 0)))
-            for key, entry in sorted(metadata.state_dict_metadata.items())
-            if isinstance(entry, TensorStorageMetadata)
-        }
-        manifest = Manifest(job.step, self._attempt.number, self._facts, job.position, objects, files)
+        if (fault := _joined(parts)) is not None:
+            return fault
+        found = [part["value"] for part in parts]
+        sums = add_up([part["sums"] for part in found])
+        layouts = {key: text for part in found for key, text in part["layouts"].items()}
+        files = {name: StoredFile(**facts) for part in found for name, facts in part["files"].items()}
         try:
+            metadata = save.finish([part["places"] for part in found])
+            files[METADATA] = describe_file(job.folder / METADATA)
+            objects = {
+                key: _stored(entry, layouts[key], as_text(sums.get(key, 0)))
+                for key, entry in sorted(metadata.state_dict_metadata.items())
+                if isinstance(entry, TensorStorageMetadata)
+            }
+            manifest = Manifest(job.step, self._attempt.number, self._facts, job.position, objects, files)
             if self._attempt.owns_run():
                 self._reach(job.step, "manifest")
                 self._sync_logs()
@@ -290,17 +291,19 @@ def _yield_to_training() -> None:
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
 
 
-def _fault_of(error: CheckpointException) -> _Fault:
-    faults = [(rank, fault) for rank, (fault, _) in sorted(error.failures.items())]
-    text = "; ".join(f"rank {rank}: {_text(fault)}" for rank, fault in faults)
-    return _Fault(text, all(isinstance(fault, OSError) for _, fault in faults))
+def _joined(parts: list[dict[str, Any]]) -> _Fault | None:
+    """The faults of all ranks as one."""
+    faults = [_Fault(**part["fault"]) for part in parts if part["fault"]]
+    if not faults:
+        return None
+    return _Fault("; ".join(fault.text for fault in faults), all(fault.storage for fault in faults))
 
 
 def _stored(entry: TensorStorageMetadata, text: str, content: str) -> StoredObject:
     dtype = entry.properties.dtype
     return StoredObject(
         shape=list(entry.size),
-        dtype=str(dtype).removeprefix("torch."),
+        dtype=dtype_name(dtype),
         bytes=entry.size.numel() * dtype.itemsize,
         layout=text,
         pieces=len(entry.chunks),

@@ -8,7 +8,6 @@ containers do not have, and was no faster (24 ms for 192 MB either way).
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +17,7 @@ from gemctl.checkpoint.pieces import Piece
 
 
 class Stager(AsyncStager):
-    """DCP's stager over pieces: `stage({name: {key: [Piece, …]}})` → the same with copies on the host.
+    """DCP's stager over pieces: `stage({key: [Piece, …]})` → the same with copies on the host.
 
     A buffer is kept per key and offset, so the next `stage` overwrites what the last one returned. On a GPU machine
     buffers are page-locked.
@@ -33,10 +32,8 @@ class Stager(AsyncStager):
         return sum(buffer.nbytes for buffer in self._buffers.values())
 
     @torch.no_grad()
-    def stage(self, state_dict: Mapping[str, Mapping[str, list[Piece]]]) -> dict[str, Any]:
-        staged: dict[str, Any] = {}
-        for name, state in state_dict.items():
-            staged[name] = {key: [self._copy(key, piece) for piece in pieces] for key, pieces in state.items()}
+    def stage(self, state_dict: Mapping[str, list[Piece]]) -> dict[str, list[Piece]]:
+        staged = {key: [self._copy(key, piece) for piece in pieces] for key, pieces in state_dict.items()}
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
         return staged

@@ -1,6 +1,6 @@
-"""How pieces go into DCP's files and come back: the planner, the writer and the reader handed to dcp.save and load.
+"""How pieces go into DCP's files and come back: DCP's planner, writer and reader, and the steps of a save.
 
-The planner writes pieces instead of DTensors, so that what is staged is plain memory. The writer names file and errno
+The planner plans pieces instead of DTensors, so that what is staged is plain memory. The writer names file and errno
 when a write fails (DCP reports "unexpected pos" and loses the errno between ranks). The reader trusts no pickle
 (gemctl/checkpoint/metadata.py) and nothing compressed.
 """
@@ -21,52 +21,110 @@ from torch.distributed.checkpoint import (
     SavePlan,
     SavePlanner,
 )
+from torch.distributed.checkpoint.filesystem import _StorageInfo, _StoragePrefix
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
 from gemctl.checkpoint.metadata import METADATA, read_metadata
-from gemctl.checkpoint.pieces import Piece
+from gemctl.checkpoint.pieces import Piece, dtype_name, dtype_of
 from gemctl.durable import named
 from gemctl.errors import InputError
 from gemctl.run.inject import Point
 from gemctl.run.manifest import Manifest, check_size, file_faults, read
 
-# The one entry of what is handed to async_save: it spends 0.1 ms on each, in the training thread.
-PIECES = "pieces"
+Row = list[Any]  # JSON: of a piece (key, offsets, shape, dtype, full shape, hint), or of where it lies
 
 
 class PiecePlanner(DefaultSavePlanner):
-    """Plans the writing of `{PIECES: {key: [Piece, …]}}`; what several ranks have is written by one of them."""
+    """Plans the writing of `{key: [Piece, …]}`; what several ranks have is written by one of them."""
 
     def __init__(self) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
 
     def create_local_plan(self) -> SavePlan:
-        state: dict[str, list[Piece]] = self.state_dict[PIECES]
+        state: dict[str, list[Piece]] = self.state_dict
         self.plan = SavePlan([_write_item(key, piece) for key, pieces in state.items() for piece in pieces])
         return self.plan
 
-    def finish_plan(self, new_plan: SavePlan) -> SavePlan:
-        self._final = super().finish_plan(new_plan)
-        return self._final
-
-    def written(self) -> Iterator[tuple[str, Piece]]:
-        """Key and piece of all that this rank wrote, once a save has ended: over the ranks, every box once."""
-        for item in self._final.items:
-            offsets = tuple(item.index.offset or ())
-            pieces: list[Piece] = self.state_dict[PIECES][item.index.fqn]
-            yield item.index.fqn, next(piece for piece in pieces if piece.offsets == offsets)
-
     def lookup_object(self, index: MetadataIndex) -> Any:
-        pieces: list[Piece] = self.state_dict[PIECES][index.fqn]
-        return next(piece.tensor for piece in pieces if piece.offsets == tuple(index.offset or ()))
+        return self.piece(index).tensor
+
+    def piece(self, index: MetadataIndex) -> Piece:
+        pieces: list[Piece] = self.state_dict[index.fqn]
+        return next(piece for piece in pieces if piece.offsets == tuple(index.offset or ()))
 
 
 def _write_item(key: str, piece: Piece) -> WriteItem:
-    box = ChunkStorageMetadata(torch.Size(piece.offsets), piece.tensor.size())
-    data = TensorWriteData(box, TensorProperties(dtype=piece.tensor.dtype), piece.full)
-    return WriteItem(MetadataIndex(key, piece.offsets), WriteItemType.SHARD, tensor_data=data)
+    return _item([key, piece.offsets, piece.tensor.shape, dtype_name(piece.tensor.dtype), piece.full, None])
+
+
+class PieceSave:
+    """One rank's part in a save. `dcp.save` takes the same steps, but has ranks send each other pickles; what these
+    take and give is JSON.
+
+        plan → on rank 0: divide → write → on rank 0: finish
+    """
+
+    def __init__(self, state: dict[str, list[Piece]], writer: "Writer", rank: int) -> None:
+        self._state, self._writer, self._rank = state, writer, rank
+        self._planner = PiecePlanner()
+        self._plan = SavePlan([])
+
+    def plan(self) -> list[Row]:
+        """What this rank has."""
+        first = self._rank == 0
+        self._planner.set_up_planner(self._state, self._writer.storage_meta(), first)
+        self._writer.set_up_storage_writer(first)
+        return _rows(self._writer.prepare_local_plan(self._planner.create_local_plan()))
+
+    def divide(self, plans: list[list[Row]]) -> list[list[Row]]:
+        """Which rank writes what, so that every box is written once."""
+        divided, self._metadata = self._planner.create_global_plan([SavePlan(list(map(_item, rows))) for rows in plans])
+        return list(map(_rows, divided))
+
+    def write(self, rows: list[Row]) -> list[Row]:
+        """Writes this rank's part; returns where each piece lies."""
+        plan = SavePlan(list(map(_item, rows)), storage_data=_StoragePrefix(f"__{self._rank}_"))
+        self._plan = self._planner.finish_plan(plan)
+        return [
+            [one.index.fqn, one.index.offset, one.index.index, one.size_in_bytes, place.relative_path, place.offset,
+             place.length]
+            for one in self._writer.write_data(self._plan, self._planner).value()
+            for place in [one.storage_data]
+        ]  # fmt: skip
+
+    def finish(self, written: list[list[Row]]) -> Metadata:
+        """Writes DCP's metadata."""
+        self._writer.finish(self._metadata, [list(map(_result, rows)) for rows in written])
+        return self._metadata
+
+    def written(self) -> Iterator[tuple[str, Piece]]:
+        """Key and piece of all that this rank wrote: over the ranks, every box once."""
+        for item in self._plan.items:
+            yield item.index.fqn, self._planner.piece(item.index)
+
+
+def _rows(plan: SavePlan) -> list[Row]:
+    rows = []
+    for item in plan.items:
+        data = item.tensor_data
+        assert data is not None  # a piece is a tensor
+        index, chunk = item.index, data.chunk
+        rows.append([index.fqn, chunk.offsets, chunk.sizes, dtype_name(data.properties.dtype), data.size, index.index])
+    return rows
+
+
+def _item(row: Row) -> WriteItem:
+    key, offsets, shape, dtype, full, hint = row
+    box = ChunkStorageMetadata(torch.Size(offsets), torch.Size(shape))
+    data = TensorWriteData(box, TensorProperties(dtype=dtype_of(dtype)), torch.Size(full))
+    return WriteItem(MetadataIndex(key, offsets, hint), WriteItemType.SHARD, tensor_data=data)
+
+
+def _result(row: Row) -> WriteResult:
+    key, offsets, hint, size, path, start, length = row
+    return WriteResult(MetadataIndex(key, offsets, hint), size, _StorageInfo(path, start, length))
 
 
 class Writer(FileSystemWriter):
@@ -157,6 +215,5 @@ def open_checkpoint(folder: Path) -> tuple[Manifest, Reader]:
 
 
 def rank_files(folder: Path, rank: int) -> list[str]:
-    """Names of the files that this rank wrote; rank 0 wrote the metadata too."""
-    names = [name for name in os.listdir(folder) if name.startswith(f"__{rank}_")]  # noqa: PTH208 (names are wanted)
-    return sorted([*names, METADATA] if rank == 0 else names)
+    """Names of the files with this rank's pieces."""
+    return sorted(name for name in os.listdir(folder) if name.startswith(f"__{rank}_"))  # noqa: PTH208 (names)

@@ -16,6 +16,9 @@ MAKES_OBJECTS = {
     "pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "runpy",  # modules
     "eval", "exec", "compile", "builtins", "__import__", "import_module",
     "torch.load", "torch.jit.load", "torch.package", "weights_only", "allow_pickle", "Unpickler", "find_class",
+    "all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list", "send_object_list",
+    "recv_object_list", "_object_to_tensor", "_tensor_to_object", "_DistWrapper",
+    "dcp.save", "dcp.load", "dcp.async_save", "dcp.load_state_dict", "dcp.save_state_dict",
     "yaml.load", "yaml.unsafe_load", "yaml.full_load", "yaml.Loader", "yaml.UnsafeLoader", "yaml.FullLoader",
     "yaml.SafeLoader", "yaml.safe_load", "instantiate", "Pipe", "recv",
 }  # fmt: skip
@@ -39,14 +42,10 @@ OBJECTS = {
     ("kernels/dispatch.py", "import_module"): "gemctl's own kernels, by the names of ops and backends",
     ("gemctl/specs/custom.py", "import_module"): "the module that a configuration names: who writes it is trusted",
     ("gemctl/model/own.py", "import_module"): "the module that a spec of the user's names",
+    ("gemctl/checkpoint/metadata.py", "pickle"): "its instructions, of which it makes inert values",
+    ("gemctl/checkpoint/metadata.py", "find_class"): "makes an inert value",
     ("gemctl/specs/yaml_file.py", "yaml.SafeLoader"): "makes plain values alone",
-    ("gemctl/specs/feature_spec.py", "yaml.safe_load"): "makes plain values alone",
-    (
-        "gemctl/checkpoint/storage.py",
-        "pickle",
-    ): "DCP's .metadata, by an unpickler that knows a list of harmless classes",
-    ("gemctl/checkpoint/storage.py", "Unpickler"): "that unpickler",
-    ("gemctl/checkpoint/storage.py", "find_class"): "that unpickler",
+    ("gemctl/checkpoint/load.py", "dcp.load"): "without a group: each rank by itself",
     ("gemctl/bench/ranks.py", "pickle"): "what a child forked from this process sends through a pipe that has no name",
     ("gemctl/bench/ranks.py", "Pipe"): "that pipe",
     ("gemctl/bench/ranks.py", "recv"): "that pipe",
