@@ -182,6 +182,7 @@ class Worker:
             trainer.optimizer.applied = manifest.position["applied_updates"]
             trainer.spikes.restore(manifest.position.get("losses", []))
             trainer.skipped = manifest.position.get("skipped_in_a_row", 0)
+            trainer.counted = set(manifest.position.get("counted", trainer.tasks))
         elif warm is not None:
             folder = Path(warm.source)
             found = match(warm, folder, saved_state(self.config, trainer.spec))

@@ -37,13 +37,17 @@ LINES, LINE_BYTES = 5, 300  # of a process's output
 INNERMOST = 4  # frames of a thread that decide whether it waits for other ranks
 
 
+FINAL = {"policy": "train.nan=stop", "rows": "another attempt would see the same rows"}
+"""Kinds of cause that no other attempt follows, with the reason."""
+
+
 @dataclass(frozen=True)
 class Cause:
     """Why an attempt failed. `host`: the rank's, where the attempt has several; `log`: the file of its or the agent's
     output, from the run's directory; `lines`: the last of it; `others`: what the other ranks did, or waited for, then.
 
-    `kind`: signal, exception, policy (one that the user asked for: train.nan=stop), exit, hang, peer (a rank lost
-    another one); agent, host, takeover: no rank is to blame.
+    `kind`: signal, exception, exit, hang, peer (a rank lost another one); policy, rows: an exception that another
+    attempt would meet again (`FINAL`); agent, host, takeover: no rank is to blame.
     """
 
     kind: str
@@ -105,8 +109,9 @@ def _first_cause(
         return _of_rank(attempt, first, "signal", _killed_by(first))
     if own:
         first = _blamed(min(own, key=_failure_time), ranks)
-        policy = first.failure is not None and first.failure["type"] == "NanStop"
-        return _of_rank(attempt, first, "policy" if policy else "exception", _exception(first))
+        type_ = first.failure["type"] if first.failure is not None else ""
+        kind = {"NanStop": "policy", "NothingLearned": "rows"}.get(type_, "exception")
+        return _of_rank(attempt, first, kind, _exception(first))
     if silent:
         first = min(silent, key=_exit_time)
         return _of_rank(attempt, first, "exit", f"exit code {_exit_code(first)} without an exception")

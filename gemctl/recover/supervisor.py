@@ -18,7 +18,7 @@ from gemctl.config.schema import RecoverConfig
 from gemctl.durable import create
 from gemctl.errors import TERMINATED, GemctlError, Interrupted, TooFewHosts
 from gemctl.recover.budgets import MEANING, History, Kind
-from gemctl.recover.cause import Cause, lost_hosts, root_cause
+from gemctl.recover.cause import FINAL, Cause, lost_hosts, root_cause
 from gemctl.recover.records import Records
 from gemctl.recover.signals import TIME_LIMIT, Asked
 from gemctl.run import requests
@@ -380,8 +380,8 @@ class _Supervisor:
             return None
         if not attempt.owns_run():
             return "another one owns the run"
-        if end.cause is not None and end.cause.kind == "policy":
-            return "train.nan=stop"
+        if end.cause is not None and end.cause.kind in FINAL:
+            return FINAL[end.cause.kind]
         self.next_request = attempt.claim().first_request + len(requests.pending(self.run, attempt))
         if end.outcome == "failed" and self._stop_wanted(attempt):
             return "it was asked to stop"

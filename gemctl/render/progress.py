@@ -44,6 +44,7 @@ class Progress:
         self._ledger: LogTail | None = None
         self._train: list[dict[str, Any]] = []  # the last lines, for speed
         self._stage = "launching"
+        self._uncounted: set[str] = set()  # tasks that this was said of
         self._looked = self._said = float("-inf")
         self._last_line = ""
         self._live: Any = None
@@ -106,9 +107,19 @@ class Progress:
         for line in self._ledger.new():
             if line["kind"] == "straggler":
                 self.note(straggler(line))
-        self._train = [*self._train, *(line for line in self._metrics.new() if line["kind"] == "train")][-5:]
+        found = [line for line in self._metrics.new() if line["kind"] == "train"]
+        for line in found:
+            self._note_uncounted(line)
+        self._train = [*self._train, *found][-5:]
         for event in self._stages.new():
             self._stage = DOING.get(event["stage"], event["stage"])
+
+    def _note_uncounted(self, line: dict[str, Any]) -> None:
+        """Says once of each task that no row counts for it, where that is so in all steps of a line."""
+        for task in line.get("uncounted", {}):
+            if line["tasks"][task]["logloss"] is None and task not in self._uncounted:
+                self._uncounted.add(task)
+                self.note(uncounted(task, line["step"]))
 
     def _left(self) -> float | None:
         """Seconds to the last step, at the pace of the last lines."""
@@ -152,6 +163,11 @@ def straggler(line: dict[str, Any]) -> str:
         f"rank {line['rank']}{on} takes {line['ratio']:.1f} × the others' time, most of it in {line['part']}: "
         f"{line['share']:.0%} of all ranks' time is lost to it (step {line['step']:,})"
     )
+
+
+def uncounted(task: str, step: int) -> str:
+    """That no row counts for a task."""
+    return f"step {step:,}: no row counts for task {task}: its label is null or masked in all, or the weight is 0"
 
 
 def measured(line: dict[str, Any]) -> str:

@@ -7,7 +7,7 @@ marked and count as lost work, not as progress. All seconds are rank-seconds: th
 """
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -140,6 +140,7 @@ class Report:
     unknown_ids: dict[str, int]
     skipped: int  # for a loss that was not finite
     spikes: int  # for a loss that was a spike
+    uncounted: dict[str, int]  # by task, steps that were taken in which no row counted for it
     passed_over: list[int]  # steps whose batches were not looked at, as the run had rolled back from them
     notes: list[str]
     curve: list[Line] = field(default_factory=list)
@@ -184,6 +185,7 @@ def build(run: RunDir) -> Report:
         unknown_ids=_unknown_ids(train),
         skipped=sum(line["skipped"] for line in train),
         spikes=sum(line.get("spikes", 0) for line in train),
+        uncounted=_uncounted(train),
         passed_over=sorted({step for journal in journals for step in journal.base().passed_over}),
         notes=found.notes,
         curve=counted,
@@ -356,6 +358,13 @@ def _planned(plan: Line | None, *places: str) -> int | None:
     return sum(int(sizes[item["name"]]) for item in plan["objects"] if item["place"] in places)
 
 
+def _uncounted(train: list[Line]) -> dict[str, int]:
+    counts = Counter[str]()
+    for line in train:
+        counts.update(line.get("uncounted", {}))
+    return dict(counts)
+
+
 def _unknown_ids(train: list[Line]) -> dict[str, int]:
     counts: dict[str, int] = defaultdict(int)
     for line in train:
@@ -378,6 +387,10 @@ def _notes(report: Report) -> list[str]:
     for task, quality in report.tasks.items():
         if lost := quality.get("nonfinite"):
             notes.append(f"task {task}: {lost} rows have scores that are not finite; they are in no other figure")
+    taken = report.step - report.skipped - report.spikes - len(report.passed_over)
+    for task, count in report.uncounted.items():
+        steps = "any step; nothing was learned of it" if count >= taken else f"{count:,} of {taken:,} steps"
+        notes.append(f"task {task}: no row counted (its label null or masked, or the weight 0) in {steps}")
     if report.skipped:
         notes.append(f"steps skipped, as the loss was not finite: {report.skipped}")
     if report.spikes:

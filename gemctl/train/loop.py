@@ -22,7 +22,7 @@ from gemctl.train.ledger import Ledger
 from gemctl.train.metrics import TaskMetrics
 from gemctl.train.optim import DenseOptimizer
 from gemctl.train.peak import measure_peak
-from gemctl.train.policy import MAX_SKIPPED, Spikes, TooManySkipped
+from gemctl.train.policy import MAX_SKIPPED, NothingLearned, Spikes, TooManySkipped, nothing_counted
 from gemctl.train.step import Flags, Stepper, StepResult
 from gemctl.train.stragglers import Stragglers
 from gemctl.train.writers import TrainLog
@@ -47,6 +47,7 @@ class Trainer:
     world: int
     done: int = 0  # completed steps
     skipped: int = 0  # of them, the last ones that were skipped
+    counted: set[str] = field(default_factory=set)  # tasks that a row has counted for
     spikes: Spikes = field(init=False)
     stragglers: Stragglers = field(init=False)
 
@@ -84,6 +85,9 @@ class Trainer:
                 self.done += 1
                 saves = self._save_due(result.flags)
                 self._flush(result, saves)
+                seen = self.done * train.global_batch
+                if not self.counted and seen >= loader.epoch_rows and self.optimizer.applied == self.done:
+                    raise nothing_counted(self.tasks, f"all {loader.epoch_rows} rows")
                 if saves:
                     saved = self.save()
                 if result.flags.stop:
@@ -93,6 +97,8 @@ class Trainer:
         finally:
             loader.close()
         finished = self.done >= train.steps
+        if finished:
+            self._check_learned()
         if saved != self.done:
             self.save()
         if finished:
@@ -121,12 +127,29 @@ class Trainer:
                 self._skipped(index, result.flags)
             else:
                 self.skipped = 0
-                self.log.add(batch, result.logits, loss=result.loss, flops=self.flops(batch))
+                self.counted.update(task for task, counts in zip(self.tasks, result.counted, strict=True) if counts)
+                self.log.add(batch, result.logits, loss=result.loss, flops=self.flops(batch), counted=result.counted)
         if self.log.peak is None:
             self.ledger.first_step_done()
             with self.ledger.part("peak"):
                 self.log.peak = measure_peak(self.model.device, self.model.group)
         return result
+
+    @property
+    def tasks(self) -> list[str]:
+        """Names of the tasks, in order."""
+        return [label.name for label in self.spec.labels]
+
+    def _check_learned(self) -> None:
+        """Raises NothingLearned after all steps where none was taken or no row has counted."""
+        steps = self.config.train.steps
+        if self.optimizer.applied == 0:
+            raise NothingLearned(
+                f"none of the {steps} steps was taken, as no loss was finite: the model is what it was at the start. "
+                "Look at the rows of these batches, or lower optim.dense.lr"
+            )
+        if not self.counted:
+            raise nothing_counted(self.tasks, f"the {steps} batches")
 
     def _skipped(self, index: int, flags: Flags) -> None:
         self.log.skipped(spike=flags.spike)
@@ -153,6 +176,7 @@ class Trainer:
         with self.ledger.part("checkpoint_stall"):
             position = {"step": self.done, "applied_updates": self.optimizer.applied, **self.spikes.position()}
             position["skipped_in_a_row"] = self.skipped  # an attempt that starts here counts on
+            position["counted"] = sorted(self.counted)
             self.saver.save(self.done, self.state(), position)
         return self.done
 
@@ -169,7 +193,7 @@ class Trainer:
         if self.config.data.eval is None:
             return
         self._settle()
-        metrics = TaskMetrics([label.name for label in self.spec.labels], self.model.device)
+        metrics = TaskMetrics(self.tasks, self.model.device)
         start = time.perf_counter()
         with self.ledger.part("eval"):
             batches = eval_batches(

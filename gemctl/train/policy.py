@@ -40,6 +40,18 @@ class TooManySkipped(GemctlError):
         )
 
 
+class NothingLearned(GemctlError):
+    """No step was taken, or no row counted in any: another attempt would see the same rows."""
+
+
+def nothing_counted(tasks: Iterable[str], seen: str) -> NothingLearned:
+    """No row of those `seen` (in words) counts for any task."""
+    return NothingLearned(
+        f"no row of {seen} counts for any task ({', '.join(tasks)}): the labels are null or masked, or the weights are "
+        "0; nothing was learned. Look at these columns of data.train, and at labels and weight in data.spec"
+    )
+
+
 class Spikes:
     """Tells a spike: a global loss above `factor` times the median of the last WINDOW ones that were taken.
 

@@ -43,7 +43,8 @@ class Flags:
 
 @dataclass
 class StepResult:
-    """`loss`: global, summed over the tasks, each divided by its own weight. `logits` [B, T] of this rank's rows."""
+    """`loss`: global, summed over the tasks, each divided by its own weight; NaN where no row counts for any task.
+    `logits` [B, T] of this rank's rows. `counted`: of each task, whether a row of any rank counts for it."""
 
     loss: float
     logits: Tensor
@@ -51,6 +52,7 @@ class StepResult:
     grad_norm: float | None
     lr: float
     flags: Flags = field(default_factory=Flags)
+    counted: list[bool] = field(default_factory=list)
 
 
 class Stepper:
@@ -81,13 +83,16 @@ class Stepper:
         with self._part("tables_forward"):
             self.model.tables.scale_lr(factor)
             looked_up = self.model.tables(batch, stride)
-        loss, logits, flags = self._micro_batches(index, batch, looked_up, wish)
-        result = StepResult(loss, logits, flags.nonfinite or flags.spike, None, self._lr(factor), flags)
+        loss, logits, flags, counted = self._micro_batches(index, batch, looked_up, wish)
+        if not any(counted) and not flags.nonfinite:
+            loss = math.nan
+        result = StepResult(loss, logits, flags.nonfinite or flags.spike, None, self._lr(factor), flags, counted)
         if flags.nonfinite:
             self._not_finite(index, looked_up)
         elif not flags.spike:
             result.grad_norm = self._update(index, looked_up, factor)
-            self.spikes.add(loss)
+            if any(counted):
+                self.spikes.add(loss)
         with self._part("tables_sync"):
             self.model.tables.sync(index)
         self.optimizer.zero_grad()
@@ -110,7 +115,9 @@ class Stepper:
         with self.ledger.part(name), self.model.traffic.on(side):
             yield
 
-    def _micro_batches(self, index: int, batch: Batch, looked_up: LookedUp, wish: Flags) -> tuple[float, Tensor, Flags]:
+    def _micro_batches(
+        self, index: int, batch: Batch, looked_up: LookedUp, wish: Flags
+    ) -> tuple[float, Tensor, Flags, list[bool]]:
         """Forward and backward of the dense part; a non-finite loss or a spike stops it before its backward.
 
         A spike is the whole step's, so that it shows at the last micro-batch.
@@ -134,7 +141,8 @@ class Stepper:
                 sums, weights, agreed, clocks = self._agree(losses.detach(), weights, asked, agreed, first=micro == 0)
             self.stragglers.judge(index + 1, clocks)
             logits.append(scores.detach())
-            total += float((sums / weights).sum())
+            divisors = weights.clamp(min=1e-12)
+            total += float((sums / divisors).sum())
             last = micro == count - 1
             agreed.spike = last and not agreed.nonfinite and self.spikes.is_spike(total)
             if agreed.nonfinite or agreed.spike:
@@ -144,8 +152,8 @@ class Stepper:
             with self._part("dense_backward"):
                 sync_gradients(self.model.dense, last=last)
                 # Both FSDP2 and TorchRec average over the ranks, hence × world.
-                (losses / weights.to(losses.dtype)).sum().mul(self.world).backward()
-        return total, torch.cat(logits), agreed
+                (losses / divisors.to(losses.dtype)).sum().mul(self.world).backward()
+        return total, torch.cat(logits), agreed, (weights > 0).tolist()
 
     def _drop_gradients(self, batch: Batch, looked_up: LookedUp) -> None:
         """Empties what FSDP2 has accumulated unreduced: one backward of no rows reduces it, `zero_grad` drops it."""
@@ -173,7 +181,7 @@ class Stepper:
         flags, sums, total, clocks = message.split([3, losses.numel(), losses.numel(), clocks.numel()])
         bad, stop, save = (bool(flag > 0) or bool(flag.isnan()) for flag in flags)
         agreed = Flags(so_far.nonfinite or bad, so_far.stop or stop, so_far.save or save)
-        return sums, total.clamp(min=1e-12) if first else weights, agreed, clocks
+        return sums, total if first else weights, agreed, clocks
 
     def _update(self, index: int, looked_up: LookedUp, factor: float) -> float:
         with self._part("optimizer"):

@@ -75,6 +75,8 @@ class TrainLog:
         self._metrics = TaskMetrics([label.name for label in spec.labels], device, auc=False)
         self._counters = torch.zeros(len(self._tables) + 4, dtype=torch.float64)
         self._losses: list[float] = []
+        self._tasks = [label.name for label in spec.labels]
+        self._uncounted = Counter[str]()
         self._skipped = Counter[str]()
         self._first = True
         self._files: dict[str, JsonLog] = {}
@@ -83,11 +85,17 @@ class TrainLog:
         if rank == 0:
             self._files = {name: JsonLog(attempt_dir / f"{name}.jsonl") for name in ("metrics", "ledger")}
 
-    def add(self, batch: Batch, logits: Tensor, *, loss: float, flops: float) -> None:
+    def add(
+        self, batch: Batch, logits: Tensor, *, loss: float, flops: float, counted: Sequence[bool] | None = None
+    ) -> None:
         """One step: this rank's rows and logits [B, T], the global `loss`, this rank's useful FLOPs (forward and
-        backward). The first step after start-up counts for the metrics, not for the throughput."""
+        backward), and for which tasks any row `counted` (None: all). The first step after start-up counts for the
+        metrics, not for the throughput."""
         self._metrics.update(logits.detach(), batch.labels, batch.label_mask, batch.weight, batch.true_probability)
-        self._losses.append(loss)
+        if not math.isnan(loss):
+            self._losses.append(loss)
+        if counted is not None:
+            self._uncounted.update(task for task, counts in zip(self._tasks, counted, strict=True) if not counts)
         for index, table in enumerate(self._tables):
             self._counters[index] += batch.unknown_ids.get(table, 0)
         if not self._first:
@@ -131,7 +139,7 @@ class TrainLog:
             self._to_tensorboard(step, line)
         self._metrics.reset()
         self._counters.zero_()
-        self._losses, self._skipped = [], Counter()
+        self._losses, self._skipped, self._uncounted = [], Counter(), Counter()
         return line
 
     def finish(self, step: int) -> None:
@@ -178,6 +186,7 @@ class TrainLog:
             "effective_mfu": flops / (peak * seconds) if flops and peak else None,
             "unknown_ids": {table: int(count) for table, count in zip(self._tables, unknown, strict=True)},
             **{name: self._skipped[name] for name in ("skipped", "spikes", "passed_over")},
+            "uncounted": dict(self._uncounted),
         }  # fmt: skip
 
     def _ledger_line(self, step: int, now: float, matrix: Tensor) -> dict[str, Any]:
