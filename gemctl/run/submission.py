@@ -120,8 +120,19 @@ class Submission:
         return Base(**base.fields(Base)) if base is not None else None
 
     def submitted(self) -> dict[str, Any] | None:
-        """Who runs it: `host` and `pid`, or `job`, and `time`; None before it was handed over."""
-        return read_whole(self.submitted_file)
+        """Who runs it: `host` and `pid`, or `job`, and `time`; None before it was handed over, and in a copy of the
+        run: process and job are the original's."""
+        facts = read_whole(self.submitted_file)
+        return None if facts is None or self._copied_from(facts.get("run", "")) else facts
+
+    def _copied_from(self, run: str) -> bool:
+        """Whether this is a copy of what is in the directory `run`. A run that was moved has left nothing there; one
+        that is seen by another path, or mounted twice, has the same file."""
+        try:
+            original = (Path(run) / self.path.parent.name / self.path.name / self.submitted_file.name).stat()
+        except OSError:
+            return False
+        return original.st_ino != self.submitted_file.stat().st_ino
 
     def write_process(self, pid: int) -> None:
         """Says that process `pid` of this machine is its supervisor."""
@@ -129,7 +140,8 @@ class Submission:
 
     def write_submitted(self, **facts: Any) -> None:
         """Says who runs it: a scheduler's `job`, for one."""
-        create_json(self.submitted_file, {"time": time.time(), "host": socket.gethostname(), **facts})
+        known = {"time": time.time(), "host": socket.gethostname(), "run": str(self.path.parent.parent)}
+        create_json(self.submitted_file, {**known, **facts})
 
 
 def submit(run: RunDir, config: str, plan: str, request: dict[str, Any], inputs: Inputs | None = None) -> Submission:

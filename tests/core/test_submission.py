@@ -3,6 +3,7 @@
 import argparse
 import inspect
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -222,6 +223,16 @@ def test_resume_leaves_an_attempt_alone_that_comes_up(run: RunDir, monkeypatch: 
         resume._refuse_running(run, attempt)
     queue.state = "ended"
     resume._refuse_running(run, attempt)
+
+
+def test_the_process_of_a_copied_run_is_the_originals_alone(run: RunDir, tmp_path: Path) -> None:
+    _submit(run).write_process(os.getpid())
+    copy = Path(shutil.copytree(run.path, tmp_path / "copied" / "x" / run.run_id))
+    (link := tmp_path / "link").symlink_to(run.path)
+    found = [submissions(RunDir(path))[-1].submitted() for path in (run.path, link, copy)]
+    assert [one is not None for one in found] == [True, True, False]
+    run.path.rename(tmp_path / "gone")
+    assert submissions(RunDir(copy))[-1].submitted() is not None  # it may as well have been moved
 
 
 def test_stop_says_that_nobody_is_left(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
