@@ -90,6 +90,7 @@ class Attempt:
         self.request = path / "request.json"
         self.ledger = path / "ledger.jsonl"
         self.metrics = path / "metrics.jsonl"
+        self.rollup = path / "rollup.jsonl"
         self.loaded = path / "loaded.json"
         self.saves = path / "saves.jsonl"
         self.rolled_back = path / "rolled_back.json"

@@ -246,8 +246,8 @@ class _MetricsTail:
         self._metrics, self._ledger = LogTail(attempt.metrics), LogTail(attempt.ledger)
 
     def new(self) -> Iterator[Line]:
-        late = [line for line in self._ledger.new() if line["kind"] == "straggler"]
-        for line in heapq.merge(self._metrics.new(), late, key=lambda line: float(line["time"])):
+        late = (line for line in self._ledger.lines(with_text=b'"straggler"') if line["kind"] == "straggler")
+        for line in heapq.merge(self._metrics.lines(), late, key=lambda line: float(line["time"])):
             yield Line(line["time"], self._number, "training", None, "", line)
 
 

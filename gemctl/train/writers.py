@@ -26,6 +26,7 @@ from torch import Tensor
 from gemctl.data.batch import Batch
 from gemctl.parallel.traffic import AXES, COLLECTIVES, TrafficCounter
 from gemctl.run.files import JsonLog
+from gemctl.run.rollup import Rollup
 from gemctl.specs.data import FeatureSpec
 from gemctl.train.ledger import PARTS, Ledger, gpu_memory, peak_rss
 from gemctl.train.metrics import Quality, TaskMetrics
@@ -84,6 +85,7 @@ class TrainLog:
         self._tb: SummaryWriter | None = None
         if rank == 0:
             self._files = {name: JsonLog(attempt_dir / f"{name}.jsonl") for name in ("metrics", "ledger")}
+            self._rollup = Rollup(attempt_dir / "rollup.jsonl")
 
     def add(
         self, batch: Batch, logits: Tensor, *, loss: float, flops: float, counted: Sequence[bool] | None = None
@@ -116,7 +118,7 @@ class TrainLog:
         """Writes at once which ranks the others wait for; rank 0's to call, or with nothing."""
         for one in found:
             line = {"kind": "straggler", "time": time.time(), **asdict(one), "host": self._host(one.rank)}
-            self._files["ledger"].write(line)
+            self._write("ledger", line)
 
     def _host(self, rank: int) -> str | None:
         return self._hosts[rank] if self._hosts else None
@@ -133,9 +135,10 @@ class TrainLog:
         if self._rank == 0:
             now = time.time()
             line = self._metrics_line(step, now, matrix, counters) | {"lr": lr, "grad_norm": grad_norm}
-            self._files["metrics"].write(_finite(line))
+            self._write("metrics", _finite(line))
             lost = [{**asdict(one), "host": self._host(one.rank)} for one in stragglers]
-            self._files["ledger"].write(self._ledger_line(step, now, matrix) | {"traffic": traffic, "stragglers": lost})
+            self._write("ledger", self._ledger_line(step, now, matrix) | {"traffic": traffic, "stragglers": lost})
+            self._rollup.interval_done(*(self._files[name].size() for name in ("metrics", "ledger")))
             self._to_tensorboard(step, line)
         self._metrics.reset()
         self._counters.zero_()
@@ -209,8 +212,12 @@ class TrainLog:
         """Writes an evaluation of all eval rows after `step` completed steps."""
         if self._rank == 0:
             line = {"kind": "eval", "step": step, "time": time.time(), "seconds": seconds, "tasks": tasks}
-            self._files["metrics"].write(_finite(line))
+            self._write("metrics", _finite(line))
             self._to_tensorboard(step, line)
+
+    def _write(self, file: str, line: dict[str, Any]) -> None:
+        self._files[file].write(line)
+        self._rollup.add(file, line)
 
     def _to_tensorboard(self, step: int, line: dict[str, Any]) -> None:
         if self._tb is None:
@@ -226,6 +233,8 @@ class TrainLog:
         for file in self._files.values():
             file.sync()
             file.close()
+        if self._rank == 0:
+            self._rollup.close()
         if self._tb is not None:
             self._tb.close()
 
