@@ -30,7 +30,7 @@ COMMANDS = {
     "report": "say what a run reached and where its time went",
     "eval": "score a data set with a checkpoint",
     "data": "import a raw log, write the synthetic one, or draft a feature spec for a Parquet file",
-    "checkpoint": "list, verify, compare and export checkpoints",
+    "checkpoint": "list, verify, compare, export and prune checkpoints",
     "bench": "measure how fast kernels, layers and whole models are on this machine",
     "config": "export a configuration",
     "doctor": "check this machine and what is installed on it",

@@ -23,6 +23,13 @@ class InputError(GemctlError):
         super().__init__("\n".join(self.problems))
 
 
+class Unreadable(InputError):
+    """It is there, and cannot be read now: no permission, an I/O error, a format that only a newer gemctl reads.
+
+    It may be whole, so it is not damaged: nothing is deleted, and nothing goes on without it unless told so.
+    """
+
+
 class DoesNotFit(GemctlError):
     """The plan needs more than the cluster has; the message names the largest objects and the nearest change."""
 

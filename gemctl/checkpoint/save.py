@@ -33,12 +33,12 @@ from torch.distributed.checkpoint import TensorStorageMetadata
 
 from gemctl.checkpoint.content import add_up, as_text, content_sum
 from gemctl.checkpoint.pieces import Piece, dtype_name, layout, state_pieces
-from gemctl.checkpoint.retention import prune, remove_strays
+from gemctl.checkpoint.retention import prune, remove_half_written
 from gemctl.checkpoint.staging import Stager
 from gemctl.checkpoint.storage import METADATA, PieceSave, Row, Writer, rank_files
 from gemctl.config.schema import CheckpointConfig
 from gemctl.durable import sync_file, sync_folder
-from gemctl.errors import GemctlError
+from gemctl.errors import GemctlError, InputError
 from gemctl.parallel.exchange import broadcast_json, gather_json, scatter_json
 from gemctl.run.directory import RunDir
 from gemctl.run.files import JsonLog
@@ -92,7 +92,8 @@ class Saver:
         self._log: JsonLog | None = None
         if self._rank == 0:
             self._log = JsonLog(self._attempt.saves)
-            remove_strays(self._run, self._attempt)
+            with contextlib.suppress(OSError, InputError):  # what stays takes room alone; the next prune tries again
+                remove_half_written(self._run, self._attempt)
 
     def save(self, step: int, state: Mapping[str, Tensor], position: dict[str, Any]) -> float:
         """Starts saving `state` as it is now; returns the seconds that it blocked. Collective.
@@ -279,7 +280,7 @@ class Saver:
         """The new checkpoint stands whatever becomes of the old ones."""
         try:
             prune(self._run, self._attempt, self._config.keep, functools.partial(self._reach, job.step))
-        except OSError as error:
+        except (OSError, InputError) as error:
             self._say(job, "prune failed", fault=_text(error))
 
 

@@ -70,13 +70,17 @@ def _check_out(out: Path) -> None:
 
 def choose(run: "RunDir", step: int | None) -> "tuple[Checkpoint, list[str]]":
     """The checkpoint after `step` steps, or the newest that verifies with the reasons why newer ones do not."""
-    from gemctl.run.manifest import newest_verified, valid_checkpoints, verify
+    from gemctl.run.manifest import valid_checkpoints, verify
+    from gemctl.run.selection import newest_verified
 
     if step is None:
-        newest, refused = newest_verified(run)
-        if newest is None:
-            raise InputError([f"{run.path}: no checkpoint that verifies", *refused])
-        return newest, refused
+        try:
+            choice = newest_verified(run)
+        except InputError as error:
+            raise InputError(f"{error}\nto score an older one: --checkpoint STEP") from error
+        if choice.checkpoint is None:
+            raise InputError([f"{run.path}: no checkpoint that verifies", *choice.passed_over])
+        return choice.checkpoint, choice.passed_over
     valid = valid_checkpoints(run)
     wanted = [checkpoint for checkpoint in valid if checkpoint.step == step]
     if not wanted:

@@ -73,6 +73,7 @@ class Base:
     checkpoint: str | None  # its folder's name below checkpoints/; None: from the start
     step: int  # steps that are done in it
     passed_over: list[int] = field(default_factory=list)  # later steps whose batches are not looked at (from 0)
+    left_alone: list[str] = field(default_factory=list)  # published checkpoints that it goes on without: kept
 
 
 class Attempt:

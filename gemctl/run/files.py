@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gemctl.durable import create, named, open_file, open_log, read, steadily, sync_folder
-from gemctl.errors import InputError
+from gemctl.errors import InputError, Unreadable
 
 FORMAT = 1
 ROOM = 16 << 10  # bytes kept for last lines: an exception's takes up to about 7 KB
@@ -136,7 +136,7 @@ def parse_line(text: bytes, where: str) -> Record:
         raise InputError(f"{where}: a JSON object was expected")
     written = value.pop("format", FORMAT)
     if not isinstance(written, int) or written > FORMAT:
-        raise InputError(f"{where}: format {written} is newer than this gemctl reads (up to {FORMAT}); upgrade gemctl")
+        raise Unreadable(f"{where}: format {written} is newer than this gemctl reads (up to {FORMAT}); upgrade gemctl")
     return value
 
 

@@ -10,7 +10,7 @@ from gemctl.run.attempt import Attempt, may_go_on
 from gemctl.run.conclusion import cause_of
 from gemctl.run.directory import RunDir
 from gemctl.run.files import last_line
-from gemctl.run.manifest import valid_checkpoints
+from gemctl.run.manifest import checkpoints
 from gemctl.run.submission import Job, Submission, newest
 
 
@@ -68,7 +68,8 @@ class Budget:
 
 @dataclass(frozen=True)
 class RunStatus:
-    """One run; `attempts` oldest first; `checkpoint_step`: steps in its newest checkpoint.
+    """One run; `attempts` oldest first; `checkpoint_step`: steps in its newest valid checkpoint; `unusable`: a newer
+    one, and why it cannot be used.
 
     `state`: the last attempt's, or waiting (in a queue), starting, restarting, stopping, withdrawn (stopped before it
     began), not started, never started.
@@ -83,6 +84,7 @@ class RunStatus:
     attempts: list[AttemptStatus]
     checkpoint: str | None
     checkpoint_step: int | None
+    unusable: str | None = None
     ranks: list[Ranks] = field(default_factory=list)
     budgets: list[Budget] = field(default_factory=list)
     conclusion: str | None = None
@@ -118,7 +120,8 @@ def status(run: RunDir, job: Job | None = None) -> RunStatus:
         raise InputError(f"{run.path / 'run.json'}: {', '.join(missing)}: missing")
     found = run.attempts()
     attempts = [_attempt(attempt) for attempt in found]
-    saved = next(iter(valid_checkpoints(run)), None)
+    published = [one for one in checkpoints(run) if one.current]
+    saved = next((one for one in published if one.state == "valid"), None)
     submission = newest(run)
     return RunStatus(
         run_id=run.run_id,
@@ -130,6 +133,7 @@ def status(run: RunDir, job: Job | None = None) -> RunStatus:
         attempts=attempts,
         checkpoint=None if saved is None else saved.path.name,
         checkpoint_step=None if saved is None else saved.step,
+        unusable=published[0].reason if published and published[0] is not saved else None,
     )
 
 
