@@ -15,7 +15,7 @@ import sys
 from typing import Any, NoReturn
 
 from gemctl.credentials import refusal
-from gemctl.errors import GemctlError, InputError, Interrupted
+from gemctl.errors import FULL, GemctlError, InputError, Interrupted
 from gemctl.shown import shown
 
 COMMANDS = {
@@ -35,8 +35,17 @@ COMMANDS = {
     "config": "export a configuration",
     "doctor": "check this machine and what is installed on it",
 }
-FULL = {errno.ENOSPC, errno.EDQUOT}
-REFUSED = {errno.EROFS, errno.EACCES, errno.EPERM}
+# What the system may refuse of a file by no fault of gemctl's.
+REFUSED = {
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EIO,
+    errno.ESTALE,
+    errno.ENAMETOOLONG,
+    errno.EMFILE,
+    errno.ENFILE,
+}
 EPILOG = "exit codes: 0 done or stopped, 1 the run failed, 2 bad input, 3 does not fit, 130 Ctrl-C, 143 SIGTERM"
 
 

@@ -4,6 +4,9 @@ Everything that is the user's to mend raises one of these; the command line prin
 exception is a defect of gemctl and keeps its traceback.
 """
 
+import errno
+
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}  # a disk, a quota or `ulimit -f` takes no more
 TERMINATED = 143  # exit code of what SIGTERM has ended, as a shell counts
 
 

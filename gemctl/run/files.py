@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gemctl.durable import create, named, open_file, open_log, read, steadily, sync_folder
-from gemctl.errors import InputError, Unreadable
+from gemctl.errors import FULL, InputError, Unreadable
 
 FORMAT = 1
 ROOM = 16 << 10  # bytes kept for last lines: an exception's takes up to about 7 KB
@@ -204,7 +204,7 @@ def _keep(fd: int, size: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.fallocate(fd, FALLOC_FL_KEEP_SIZE, ctypes.c_int64(0), ctypes.c_int64(size)) != 0:
         number = ctypes.get_errno()
-        if number in {errno.ENOSPC, errno.EDQUOT}:
+        if number in FULL:
             raise OSError(number, os.strerror(number))
 
 

@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gemctl.data.batch import Batch
+from gemctl.durable import named
 from gemctl.parallel.traffic import AXES, COLLECTIVES, TrafficCounter
 from gemctl.run.files import JsonLog
 from gemctl.run.rollup import Rollup
@@ -224,9 +225,11 @@ class TrainLog:
             # 0.15 s; here, after the first steps, it delays nothing that start-up waits for.
             from torch.utils.tensorboard import SummaryWriter
 
-            self._tb = SummaryWriter(str(self._tb_dir))
-        for tag, value in _scalars(line):
-            self._tb.add_scalar(tag, value, step, walltime=line["time"])
+            with named(self._tb_dir):
+                self._tb = SummaryWriter(str(self._tb_dir))
+        with named(self._tb_dir):  # what its own thread could not write is raised here, without a name
+            for tag, value in _scalars(line):
+                self._tb.add_scalar(tag, value, step, walltime=line["time"])
 
     def close(self) -> None:
         """Closes the files, whose lines are on disk then."""
@@ -236,7 +239,8 @@ class TrainLog:
         if self._rank == 0:
             self._rollup.close()
         if self._tb is not None:
-            self._tb.close()
+            with named(self._tb_dir):
+                self._tb.close()
 
 
 def _scalars(line: dict[str, Any]) -> list[tuple[str, float]]:
