@@ -10,6 +10,7 @@ from gemctl.errors import InputError
 if TYPE_CHECKING:
     from gemctl.config.schema import Config, DataConfig
     from gemctl.plan.build import Plan
+    from gemctl.run.directory import RunDir
     from gemctl.specs.data import FeatureSpec
 
 
@@ -53,6 +54,15 @@ def planned(config: "Config") -> "Plan":
     from gemctl.plan.build import build
 
     return build(config, spec_of(config))
+
+
+def note_modules(config: "Config", run: "RunDir") -> None:
+    """Says which modules the configuration of a run, perhaps somebody else's, has imported, before they are."""
+    from gemctl.render.show import note
+    from gemctl.specs.custom import modules
+
+    if named := modules(config.model):
+        note(f"{run.run_id}: its configuration has these modules imported here: {', '.join(named)}")
 
 
 def spec_of(config: "Config") -> "FeatureSpec":

@@ -41,6 +41,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> "Evaluation":
+    from gemctl.commands.configured import note_modules
     from gemctl.data.files import find_files, shown
     from gemctl.run.directory import find
     from gemctl.run.scores import Evaluation
@@ -54,6 +55,7 @@ def run(args: argparse.Namespace) -> "Evaluation":
     if data is None:
         raise InputError("the run has no data.eval: name the rows to score with --data PATH")
     notes += [*changed, *find_files(data).notes("--data" if args.data else "data.eval")]
+    note_modules(config, chosen)
     result = _score(config, checkpoint, data, args.out)
     return Evaluation(
         chosen.run_id, checkpoint.path.name, checkpoint.step, shown(data), out=args.out, notes=notes, **result

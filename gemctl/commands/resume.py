@@ -47,7 +47,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Any:
     from gemctl.cluster.software import require
-    from gemctl.commands.configured import check_data
+    from gemctl.commands.configured import check_data, note_modules
     from gemctl.commands.inputs import compared, noted, placed, refuse_gone, taken
     from gemctl.commands.launching import checked_plan, launch, launcher_of
     from gemctl.config.compose import compose, from_yaml
@@ -69,6 +69,7 @@ def run(args: argparse.Namespace) -> Any:
     inputs = taken(config.data)
     found = compared(target, source.parent, before, config, inputs, changes(before, config))
     check_changes(found, args.allow)
+    note_modules(config, target)
     plan = checked_plan(config, inputs.spec)
     check_data(config.data)
     if not args.dry_run:
