@@ -88,9 +88,10 @@ def make_data(data: "DataConfig") -> None:
         ensure(data)
 
 
-def check_data(data: "DataConfig") -> None:
+def check_data(data: "DataConfig", memory: int | None = None) -> None:
     """Opens the data that a run would read, and says which files lie there that it would not. Raises InputError for
-    what is missing or does not fit the feature spec, and where ids or times are of other kinds here than there."""
+    what is missing or does not fit the feature spec, where ids or times are of other kinds here than there, and for row
+    groups that a host with `memory` bytes (None: unknown) can't read."""
     from gemctl.data.columns import disagreements
     from gemctl.data.files import shown
     from gemctl.data.parquet import ParquetSource
@@ -107,6 +108,8 @@ def check_data(data: "DataConfig") -> None:
         try:
             source = ParquetSource(url, spec, histories=data.histories == "keep")
             source.close()
+            if memory is not None:
+                source.check_memory(memory)
             problems += [] if source.row_count else [f"{key}={shown(url)}: no rows"]
             columns += source.columns
         except InputError as error:
@@ -115,6 +118,13 @@ def check_data(data: "DataConfig") -> None:
     if problems:
         raise InputError(problems)
     note_ignored(data)
+
+
+def host_memory(config: "Config") -> int | None:
+    """Bytes of a host of the configuration's cluster; None where nothing says it."""
+    from gemctl.plan.fit import cluster_memory
+
+    return cluster_memory(config).host
 
 
 def note_ignored(data: "DataConfig") -> None:

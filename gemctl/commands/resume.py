@@ -47,7 +47,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Any:
     from gemctl.cluster.software import require
-    from gemctl.commands.configured import check_data, note_modules
+    from gemctl.commands.configured import check_data, host_memory, note_modules
     from gemctl.commands.inputs import compared, noted, placed, refuse_gone, taken
     from gemctl.commands.launching import checked_plan, launch, launcher_of
     from gemctl.config.compose import compose, from_yaml
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> Any:
     check_changes(found, args.allow)
     note_modules(config, target)
     plan = checked_plan(config, inputs.spec)
-    check_data(config.data)
+    check_data(config.data, host_memory(config))
     if not args.dry_run:
         launcher_of(config.launcher.kind).check_here(config)
         refuse_running(target, last)

@@ -20,6 +20,7 @@ from pyarrow import types as pt
 
 from gemctl.data.columns import NUMBERS, Kind, is_list, kind_of
 from gemctl.data.files import DataFile
+from gemctl.data.footers import leaves
 from gemctl.data.parquet import open_file
 from gemctl.data.values import flat, floats, lists
 from gemctl.errors import InputError
@@ -234,7 +235,7 @@ def _ranges(files: Sequence[DataFile], names: list[str]) -> dict[str, tuple[int,
     found: dict[str, tuple[int, int]] = {}
     for file in files:
         with open_file(file) as opened:
-            for name, index in _leaves(opened.schema_arrow, opened.metadata.num_columns).items():
+            for name, index in leaves(opened.schema_arrow, opened.metadata.num_columns).items():
                 kind = opened.schema_arrow.field(name).type if name in names else None
                 if kind is None or not pt.is_integer(kind.value_type if is_list(kind) else kind):
                     continue
@@ -244,25 +245,3 @@ def _ranges(files: Sequence[DataFile], names: list[str]) -> dict[str, tuple[int,
                         low, high = found.get(name, (statistics.min, statistics.max))
                         found[name] = min(low, statistics.min), max(high, statistics.max)
     return found
-
-
-def _leaves(schema: Any, count: int) -> dict[str, int]:
-    """The Parquet column of each Arrow field that has one alone. (By number: the path `item.views` may be that of a
-    column of this name, or of a part of `item`.)"""
-    sizes = [_leaf_count(field.type) for field in schema]
-    if sum(sizes) != count:
-        return {}
-    starts = np.cumsum([0, *sizes])
-    found = {}
-    for index, size in enumerate(sizes):
-        if size == 1 and schema.names.count(schema.names[index]) == 1:
-            found[schema.names[index]] = int(starts[index])
-    return found
-
-
-def _leaf_count(kind: Any) -> int:
-    if isinstance(kind, pa.BaseExtensionType):
-        return _leaf_count(kind.storage_type)
-    if pt.is_dictionary(kind):
-        return _leaf_count(kind.value_type)
-    return sum(_leaf_count(kind.field(index).type) for index in range(kind.num_fields)) if kind.num_fields else 1
