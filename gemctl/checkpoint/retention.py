@@ -5,23 +5,20 @@ takes no room from the next one. What cannot be read now, is damaged, or was lef
 `gemctl checkpoint prune` deletes that (docs/reliability.md has the whole table).
 """
 
-import re
 import shutil
 import socket
 from collections.abc import Callable
 from pathlib import Path
 
 from gemctl.durable import sync_folder
+from gemctl.errors import InputError
 from gemctl.run import process
 from gemctl.run.attempt import Attempt
 from gemctl.run.directory import RunDir
 from gemctl.run.files import read_log
 from gemctl.run.inject import Point
-from gemctl.run.manifest import FOLDER, Checkpoint, check_size, checkpoints, verify
+from gemctl.run.manifest import DELETED, FOLDER, Checkpoint, check_size, checkpoints, verify
 from gemctl.run.reading import listed
-
-ENDING = ".deleted"
-DELETED = re.compile(FOLDER.pattern + re.escape(ENDING))  # what is left of a deletion that was cut short
 
 
 def _nowhere(point: Point) -> None:
@@ -31,18 +28,20 @@ def _nowhere(point: Point) -> None:
 def prune(run: RunDir, attempt: Attempt, keep: int, reach: Callable[[Point], None] = _nowhere) -> list[Path]:
     """Deletes valid checkpoints but the newest `keep`, whole void ones of earlier attempts, and what is half written.
 
-    Called once `attempt` has completed a checkpoint. Returns the deleted folders. Nothing is deleted once a higher
-    attempt owns the run. `reach` is told where it is.
+    Returns the deleted folders. Nothing is deleted before `attempt` has completed a checkpoint of its own, and once a
+    higher attempt owns the run. `reach` is told where it is.
     """
     found = checkpoints(run)
-    old = [one for one in found if one.state == "valid" and _whole(one)][keep:]
+    valid = [one for one in found if one.state == "valid" and _whole(one)]
+    if not any(one.attempt == attempt.number for one in valid):
+        return []
     left_alone = {name for one in run.attempts() if (base := one.started_from()) for name in base.left_alone}
     void = [
         one
         for one in found
         if one.state == "void" and one.attempt < attempt.number and one.path.name not in left_alone and _whole(one)
     ]
-    removed = [one.path for one in [*old, *void] if _remove(one.path, attempt, reach)]
+    removed = [one.path for one in [*valid[keep:], *void] if _remove(one.path, attempt, reach)]
     return removed + remove_half_written(run, attempt)
 
 
@@ -51,7 +50,7 @@ def remove_half_written(run: RunDir, attempt: Attempt) -> list[Path]:
     deletions that were cut short; returns the former."""
     if attempt.owns_run():
         for path in listed(run.checkpoints):
-            if DELETED.fullmatch(path.name):
+            if FOLDER.fullmatch(path.name.removesuffix(DELETED)) and path.name.endswith(DELETED):
                 _erase(path)
     halves = [one for one in checkpoints(run) if one.state == "unfinished" and one.attempt < attempt.number]
     return [one.path for one in halves if surely_dead(run.attempt(one.attempt)) and _remove(one.path, attempt)]
@@ -60,14 +59,16 @@ def remove_half_written(run: RunDir, attempt: Attempt) -> list[Path]:
 def surely_dead(attempt: Attempt) -> bool:
     """True if no process of the attempt can write any more: it has said how it ended, which is written when all are
     dead, or all that it has named ran on this host and do no more. A beat that is missing proves nothing."""
-    if attempt.end_file.exists():
-        return True
-    if not attempt.claimed:
+    try:
+        if attempt.end() is not None:
+            return True
+        if not attempt.claimed:
+            return False
+        claim, lines = attempt.claim(), read_log(attempt.agent_log(0))
+    except (InputError, OSError):
         return False
-    claim = attempt.claim()
     if claim.nodes > 1 or claim.host != socket.gethostname():
         return False
-    lines = read_log(attempt.agent_log(0))
     named = [claim.pid, *(line["pid"] for line in lines if line["event"] in {"agent", "rank"})]
     return not any(process.running(pid) for pid in named)
 
@@ -80,7 +81,7 @@ def _remove(folder: Path, attempt: Attempt, reach: Callable[[Point], None] = _no
     """Takes its name away first, so that what is half deleted is no checkpoint, and no damaged one either."""
     if folder.is_symlink() or not attempt.owns_run():  # what a link leads to is not this run's
         return False
-    doomed = folder.with_name(folder.name + ENDING)
+    doomed = folder.with_name(folder.name + DELETED)
     folder.rename(doomed)
     sync_folder(folder.parent)
     reach("prune")

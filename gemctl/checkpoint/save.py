@@ -43,7 +43,16 @@ from gemctl.parallel.exchange import broadcast_json, gather_json, scatter_json
 from gemctl.run.directory import RunDir
 from gemctl.run.files import JsonLog
 from gemctl.run.inject import Point, maybe_inject
-from gemctl.run.manifest import Manifest, RunFacts, StoredFile, StoredObject, describe_file, folder_name, publish
+from gemctl.run.manifest import (
+    FILE_NAME,
+    Manifest,
+    RunFacts,
+    StoredFile,
+    StoredObject,
+    describe_file,
+    folder_name,
+    publish,
+)
 
 NICE = 10  # of the thread that uploads
 RETRY_PAUSE = 1.0  # seconds; what is busy or full for a moment may be free then
@@ -261,7 +270,11 @@ class Saver:
                 publish(job.folder, manifest)
                 self._reach(job.step, "published")
         except OSError as error:
-            return _Fault(f"rank 0: {_text(error)}", True)
+            if not (job.folder / FILE_NAME).exists():
+                return _Fault(f"rank 0: {_text(error)}", True)
+            # It is there for all to see, perhaps not on disk: so it stays, and the older ones do too.
+            self._say(job, "published, not synced", fault=_text(error))
+            return None
         except (ValueError, TypeError) as error:  # `position` is not JSON
             return _Fault(f"rank 0: {_text(error)}", False)
         if not self._attempt.owns_run():  # perhaps only since then: what was published is void, or the new owner's base

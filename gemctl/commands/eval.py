@@ -72,7 +72,7 @@ def _check_out(out: Path) -> None:
 
 def choose(run: "RunDir", step: int | None) -> "tuple[Checkpoint, list[str]]":
     """The checkpoint after `step` steps, or the newest that verifies with the reasons why newer ones do not."""
-    from gemctl.run.manifest import valid_checkpoints, verify
+    from gemctl.run.manifest import checkpoints, verify
     from gemctl.run.selection import newest_verified
 
     if step is None:
@@ -83,12 +83,12 @@ def choose(run: "RunDir", step: int | None) -> "tuple[Checkpoint, list[str]]":
         if choice.checkpoint is None:
             raise InputError([f"{run.path}: no checkpoint that verifies", *choice.passed_over])
         return choice.checkpoint, choice.passed_over
-    valid = valid_checkpoints(run)
-    wanted = [checkpoint for checkpoint in valid if checkpoint.step == step]
+    found = [checkpoint for checkpoint in checkpoints(run) if checkpoint.current]
+    wanted = [checkpoint for checkpoint in found if checkpoint.step == step]
     if not wanted:
-        steps = ", ".join(str(checkpoint.step) for checkpoint in valid) or "none"
+        steps = ", ".join(str(checkpoint.step) for checkpoint in found if checkpoint.flaw is None) or "none"
         raise InputError(f"--checkpoint {step}: {run.path} has no checkpoint of that step (it has {steps})")
-    if faults := verify(wanted[0].path):
+    if faults := [wanted[0].reason] if wanted[0].flaw is not None else verify(wanted[0].path):
         raise InputError(faults)
     return wanted[0], []
 

@@ -45,7 +45,7 @@ def verified(value: Verified) -> str:
     lines = []
     for path, faults in value.faults.items():
         lines += [
-            f"{path}: {'damaged' if faults else 'whole, every hash matches'}",
+            f"{path}: {'cannot be used' if faults else 'whole, every hash matches'}",
             *(f"  {fault}" for fault in faults),
         ]
     return "\n".join(lines)

@@ -11,15 +11,16 @@ from pathlib import Path
 from gemctl.errors import InputError
 from gemctl.run.directory import RunDir, find
 from gemctl.run.manifest import (
+    DELETED,
     FILE_NAME,
     FOLDER,
     Checkpoint,
     check_size,
     checkpoints,
     read,
-    valid_checkpoints,
     verify,
 )
+from gemctl.run.reading import listed
 
 
 @dataclass(frozen=True)
@@ -133,9 +134,9 @@ def list_checkpoints(reference: str, root: str) -> Listing:
     """The checkpoints of the run that `reference` means, with what their manifests say; one whose files are gone, or
     longer or shorter than that, does not count."""
     run = find(reference, root)
-    listed = [_listed(checkpoint) for checkpoint in checkpoints(run)]
-    valid = [one for one in listed if one.flaw is None]
-    return Listing(str(run.path), valid, [one for one in listed if one.flaw is not None])
+    found = [_listed(checkpoint) for checkpoint in checkpoints(run)]
+    valid = [one for one in found if one.flaw is None]
+    return Listing(str(run.path), valid, [one for one in found if one.flaw is not None])
 
 
 def _listed(checkpoint: Checkpoint) -> Listed:
@@ -150,15 +151,15 @@ def _listed(checkpoint: Checkpoint) -> Listed:
 
 
 def verify_all(reference: str, root: str) -> Verified:
-    """Faults of one checkpoint (a path or RUN:step), or of all valid ones of a run."""
+    """Faults of one checkpoint (a path or RUN:step), or of all that a run has published."""
     if _is_checkpoint(Path(reference)) or reference.rpartition(":")[2].isdecimal():
         folder = resolve(reference, root)
         return Verified({str(folder): verify(folder)})
     run = find(reference, root)
-    valid = valid_checkpoints(run)
-    if not valid:
+    found = [one for one in checkpoints(run) if one.current]
+    if not found:
         raise InputError(f"{run.path}: the run has no checkpoint")
-    return Verified({str(checkpoint.path): verify(checkpoint.path) for checkpoint in valid})
+    return Verified({str(one.path): [one.reason] if one.flaw is not None else verify(one.path) for one in found})
 
 
 def unusable(run: RunDir) -> list[Unusable]:
@@ -169,6 +170,9 @@ def unusable(run: RunDir) -> list[Unusable]:
         reasons = [one.flaw] if one.flaw is not None else verify(one.path)
         if reasons and one.state != "missing":
             found.append(Unusable(str(one.path), reasons, size_of(one.path)))
+    for path in sorted(listed(run.checkpoints)):
+        if path.name.endswith(DELETED):
+            found.append(Unusable(str(path), ["its deletion was cut short"], size_of(path)))
     return found
 
 
@@ -188,11 +192,13 @@ def delete(found: list[Unusable]) -> list[str]:
         failed.append(f"{path}: {sys.exc_info()[1]}")
 
     for one in found:
-        path = Path(one.path)
-        if path.is_symlink():
-            path.unlink()
-        else:
-            shutil.rmtree(path, onerror=refused)
+        try:
+            if (path := Path(one.path)).is_symlink():
+                path.unlink()
+            else:
+                shutil.rmtree(path, onerror=refused)
+        except OSError as error:
+            failed.append(f"{one.path}: {error.strerror}")
     return failed
 
 

@@ -33,6 +33,7 @@ from gemctl.run.reading import listed, or_unreadable
 
 FILE_NAME = "manifest.json"
 FOLDER = re.compile(r"step_(\d+)\.a(\d+)")
+DELETED = ".deleted"  # ends the name of a folder that is being deleted, or whose deletion was cut short
 # Every random draw is a function of these, never of a generator, so there is no generator state to keep.
 RNG = "counter-based: (seed, step, row, layer)"
 
@@ -301,11 +302,6 @@ def checkpoints(run: RunDir) -> list[Checkpoint]:
         flaw = f"is not there, though {records.saved[newest]} says that it was saved"
         found.append(Checkpoint(path, *newest, "missing", flaw))
     return sorted(found, key=lambda checkpoint: (checkpoint.step, checkpoint.attempt), reverse=True)
-
-
-def valid_checkpoints(run: RunDir) -> list[Checkpoint]:
-    """Those that count, newest first; their data files are not looked at."""
-    return [checkpoint for checkpoint in checkpoints(run) if checkpoint.state == "valid"]
 
 
 def _look(folder: Path, bases: Mapping[int, int], records: "_Records") -> Checkpoint:

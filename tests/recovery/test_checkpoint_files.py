@@ -177,7 +177,14 @@ def test_only_the_owner_prunes_and_only_what_is_older_or_void(run: RunDir) -> No
     first.write_end("failed")
     assert prune(run, first, 1) == [] and remove_half_written(run, first) == []
     assert remove_half_written(run, second) == [stray]
-    assert prune(run, second, 1) == [run.checkpoints / "step_4.a1"]
+    assert prune(run, second, 1) == [], "it has completed nothing yet"
+    assert sorted(path.name for path in run.checkpoints.iterdir()) == ["step_2.a1", "step_4.a1", "step_6.a2"]
+    data = own / "__0_0.distcp"
+    data.write_bytes(b"data")
+    publish(
+        own, replace(read(run.checkpoints / "step_2.a1"), step=6, attempt=2, files={data.name: describe_file(data)})
+    )
+    assert prune(run, second, 2) == [run.checkpoints / "step_4.a1"]
     assert sorted(path.name for path in run.checkpoints.iterdir()) == ["step_2.a1", "step_6.a2"]
 
 

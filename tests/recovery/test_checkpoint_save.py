@@ -225,6 +225,13 @@ def test_a_checkpoint_stands_although_older_ones_cannot_be_deleted(tmp_path: Pat
     assert events == ["prune failed", "saved"] * 2
 
 
+def test_a_manifest_that_may_not_be_on_disk_deletes_nothing(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    assert run_world(2, ranks.save_unsynced, tmp_path) == [["step_4.a1", "step_2.a1"]] * 2
+    assert [line["event"] for line in read_log(run.attempt(1).saves)] == ["saved", "published, not synced", "saved"]
+    assert [verify(checkpoint.path) for checkpoint in checkpoints(run)] == [[], []]
+
+
 def test_a_position_that_is_not_json_fails_on_every_rank(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     for said in run_world(2, ranks.save_bad_position, tmp_path):

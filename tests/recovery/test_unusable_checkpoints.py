@@ -155,11 +155,19 @@ def test_a_manifest_that_is_lost_is_damage_and_no_unfinished_save(run: RunDir) -
     assert names(run) == ["step_2.a1", "step_4.a1"]
 
 
+def test_nothing_goes_before_the_owner_has_completed_a_checkpoint(run: RunDir) -> None:
+    own = attempt(run, 2, Base("step_2.a1", 2))
+    assert prune(run, own, 1) == []
+    assert names(run) == ["step_2.a1", "step_4.a1"]
+
+
 def test_half_written_ones_stay_while_their_attempt_may_live(run: RunDir) -> None:
     second = attempt(run, 2, Base("step_4.a1", 4))  # claimed by this process
     (run.checkpoints / "step_6.a2").mkdir()
     third = attempt(run, 3, Base("step_4.a1", 4))
     assert remove_half_written(run, third) == []
+    second.claim_file.write_text("{")
+    assert remove_half_written(run, third) == [], "who it was cannot be read"
     second.write_end("killed")
     assert [path.name for path in remove_half_written(run, third)] == ["step_6.a2"]
 
@@ -170,6 +178,9 @@ def test_a_deletion_that_was_cut_short_is_finished_and_was_no_damage(
     monkeypatch.setattr("shutil.rmtree", lambda *_, **__: None)
     assert [path.name for path in prune(run, run.attempt(1), 1)] == ["step_2.a1"]
     assert names(run) == ["step_2.a1.deleted", "step_4.a1"]
+    assert [(Path(one.path).name, one.reasons) for one in unusable(run)] == [
+        ("step_2.a1.deleted", ["its deletion was cut short"])
+    ]
     assert [one.path.name for one in checkpoints(run)] == ["step_4.a1"]
     monkeypatch.undo()
     remove_half_written(run, run.attempt(1))
@@ -330,9 +341,16 @@ def test_status_list_and_eval_say_that_the_newest_cannot_be_used(
     newer_format(run.checkpoints / "step_4.a1")
     found = status(run)
     assert found.checkpoint == "step_2.a1" and "format 2 is newer" in (found.unusable or "")
-    for words in (["eval", str(run.path)], ["checkpoint", "export", str(run.path), str(run.path / "out")]):
+    for words in (
+        ["eval", str(run.path)],
+        ["eval", str(run.path), "--checkpoint", "4"],
+        ["checkpoint", "export", str(run.path), str(run.path / "out")],
+    ):
         assert main(words) == 2
         assert "format 2 is newer" in capsys.readouterr().err
+    assert main(["checkpoint", "verify", str(run.path)]) == 1
+    said = capsys.readouterr().out
+    assert "step_4.a1: cannot be used\n" in said and "step_2.a1: whole" in said
     newer_format(run.checkpoints / "step_2.a1")
     assert main(["list", "--root", str(run.path.parent.parent)]) == 0
     assert "unusable" in capsys.readouterr().out
