@@ -23,7 +23,7 @@ COMMANDS = {
     "plan": "show the mesh, the table shards and every byte of a configuration, and start nothing",
     "resume": "go on with a run from its newest verified checkpoint, on the same or another number of ranks",
     "supervise": "follow a submitted run's attempts here; batch scripts and --detach start it",
-    "list": "list all runs and what each is doing",
+    "list": "list runs and what each is doing",
     "status": "say what a run is doing",
     "logs": "show what a run's processes said and did, the cause of a failure first",
     "stop": "ask a run to save and end",

@@ -20,7 +20,8 @@ def run_list(value: "RunList") -> "Group":
     from rich.text import Text
 
     runs = _runs(value.runs) if value.runs else Text(f"no runs below {value.root}")
-    return Group(runs, *(Text(f"cannot be read: {problem}") for problem in value.unreadable))
+    older = [Text(f"{value.older:,} older runs: gemctl list --last 0")] if value.older else []
+    return Group(*older, runs, *(Text(f"cannot be read: {problem}") for problem in value.unreadable))
 
 
 def _runs(runs: "list[RunStatus]") -> "Table":

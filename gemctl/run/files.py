@@ -12,7 +12,7 @@ import errno
 import functools
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -294,3 +294,31 @@ def _last_lines(path: Path) -> list[bytes]:
             if size <= span or len(data.rstrip(b"\0")) > ROOM or span >= MOST_LINE:
                 return data.split(b"\n")[:-1]
             span *= 2
+
+
+def last_lines_at(path: Path, count: int, counts: Callable[[bytes], bool] = lambda line: True) -> int:
+    """Where the last lines of the file begin: `count` of those that count, or all. 0 where there is no file."""
+    try:
+        file = open_file(path)
+    except FileNotFoundError:
+        return 0
+    with file:
+        at, rest = file.seek(0, os.SEEK_END), b""  # rest: the end of a line that begins before `at`
+        while at > 0 and count > 0:
+            size = min(at, CHUNK)
+            at -= size
+            file.seek(at)
+            first, *lines = (file.read(size) + rest).split(b"\n")
+            start = at + len(first) + 1
+            rest = first
+            for offset, line in reversed(list(_placed(lines, start))):
+                count -= bool(line) and counts(line)
+                if count <= 0:
+                    return offset
+    return 0
+
+
+def _placed(lines: list[bytes], start: int) -> Iterator[tuple[int, bytes]]:
+    for line in lines:
+        yield start, line
+        start += len(line) + 1

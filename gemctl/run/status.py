@@ -93,11 +93,12 @@ class RunStatus:
 
 @dataclass(frozen=True)
 class RunList:
-    """All runs below `root`, oldest first; `unreadable`: why some are not among them."""
+    """Runs below `root`, oldest first; `unreadable`: why some are not among them; `older`: how many were left out."""
 
     root: str
     runs: list[RunStatus]
     unreadable: list[str]
+    older: int = 0
 
 
 def open_submission(run: RunDir) -> Submission | None:

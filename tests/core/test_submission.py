@@ -151,7 +151,7 @@ def test_a_stop_request_that_found_nobody_holds_for_the_supervisor_that_comes(ru
 def test_a_run_that_waits_is_listed_and_can_be_withdrawn(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     queue = Queue(monkeypatch, "waiting")
     _submit(run, "slurm")
-    (listed,) = listing.run(argparse.Namespace(root=str(run.path.parent.parent))).runs
+    (listed,) = listing.run(argparse.Namespace(root=str(run.path.parent.parent), last=None, json=False)).runs
     assert (listed.state, listed.submission and listed.submission.job) == (
         "waiting",
         Job("17", "waiting", "job 17: waiting"),
@@ -176,7 +176,10 @@ def test_the_state_before_the_first_attempt_is_the_jobs(
     Queue(monkeypatch, state)
     _submit(run, "slurm")
     assert status.run(_args(run)).state == shown
-    assert [one.state for one in listing.run(argparse.Namespace(root=str(run.path.parent.parent))).runs] == [shown]
+    assert [
+        one.state
+        for one in listing.run(argparse.Namespace(root=str(run.path.parent.parent), last=None, json=False)).runs
+    ] == [shown]
 
 
 def test_stop_reaches_a_supervisor_between_two_attempts(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
