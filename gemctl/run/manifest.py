@@ -235,6 +235,8 @@ def check_size(path: Path, stored: StoredFile) -> str | None:
     """What shows to be wrong with the file before it is read, or None. Unreadable if that cannot be known now."""
     try:
         found = or_unreadable(path, lambda: steadily(path.lstat))
+    except FileNotFoundError:
+        return f"{path}: is missing" + (" (was it copied without dot files?)" if path.name.startswith(".") else "")
     except OSError as error:
         return f"{path}: {error.strerror}"
     if not stat.S_ISREG(found.st_mode):

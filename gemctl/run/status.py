@@ -4,13 +4,13 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from gemctl.errors import InputError
+from gemctl.errors import InputError, Unreadable
 from gemctl.run import requests
 from gemctl.run.attempt import Attempt, may_go_on
 from gemctl.run.conclusion import cause_of
 from gemctl.run.directory import RunDir
 from gemctl.run.files import last_line
-from gemctl.run.manifest import checkpoints
+from gemctl.run.manifest import Checkpoint, checkpoints
 from gemctl.run.submission import Job, Submission, newest
 
 
@@ -121,8 +121,7 @@ def status(run: RunDir, job: Job | None = None) -> RunStatus:
         raise InputError(f"{run.path / 'run.json'}: {', '.join(missing)}: missing")
     found = run.attempts()
     attempts = [_attempt(attempt) for attempt in found]
-    published = [one for one in checkpoints(run) if one.current]
-    saved = next((one for one in published if one.state == "valid"), None)
+    saved, unusable = _newest_saved(run)
     submission = newest(run)
     return RunStatus(
         run_id=run.run_id,
@@ -134,8 +133,18 @@ def status(run: RunDir, job: Job | None = None) -> RunStatus:
         attempts=attempts,
         checkpoint=None if saved is None else saved.path.name,
         checkpoint_step=None if saved is None else saved.step,
-        unusable=published[0].reason if published and published[0] is not saved else None,
+        unusable=unusable,
     )
+
+
+def _newest_saved(run: RunDir) -> tuple[Checkpoint | None, str | None]:
+    """The newest valid checkpoint, and why a newer one, or all of them, cannot be used."""
+    try:
+        published = [one for one in checkpoints(run) if one.current]
+    except Unreadable as error:
+        return None, str(error)
+    saved = next((one for one in published if one.state == "valid"), None)
+    return saved, published[0].reason if published and published[0] is not saved else None
 
 
 def ranks(attempt: Attempt) -> list[Ranks]:

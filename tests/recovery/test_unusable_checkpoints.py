@@ -4,6 +4,8 @@ import errno
 import functools
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,10 @@ from gemctl.run.manifest import checkpoints
 from gemctl.run.reading import or_unreadable
 from gemctl.run.selection import from_scratch, newest_verified
 from gemctl.run.status import status
+from tests.recovery.saved_run import words as words_of
 from tests.recovery.small_run import publish_step
+
+ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 @pytest.fixture(autouse=True)
@@ -129,7 +134,7 @@ def test_a_damaged_one_is_passed_over_and_kept(run: RunDir) -> None:
     (run.checkpoints / "step_4.a1/data").unlink()
     choice = newest_verified(run)
     assert choice.checkpoint is not None and choice.checkpoint.step == 2
-    assert choice.passed_over == [f"{run.checkpoints}/step_4.a1/data: No such file or directory"]
+    assert choice.passed_over == [f"{run.checkpoints}/step_4.a1/data: is missing"]
     own = attempt(run, 2, Base("step_2.a1", 2, left_alone=choice.left_alone))
     saved(own, run, 6)
     (run.checkpoints / "step_4.a1/data").write_text("step 4")  # brought back, too late
@@ -216,6 +221,7 @@ def test_a_run_whose_records_know_of_checkpoints_does_not_start_from_zero(
     with pytest.raises(InputError) as error:
         newest_verified(run)
     assert said in str(error.value)
+    assert said in (status(run).unusable or "")
 
 
 def test_a_run_without_any_checkpoint_starts_from_zero(tmp_path: Path) -> None:
@@ -297,7 +303,7 @@ def test_the_supervisor_ends_the_run_rather_than_start_it_from_zero(run: RunDir)
     with pytest.raises(InputError) as error:
         run_attempts(run, 2, Prepared("{}", "{}", 1, 1, first=2), RecoverConfig(), NoAgents(), Notes())
     assert error.value.exit_code == 2
-    assert "step_4.a1/data: No such file" in str(error.value) and "step_2.a1/data: No such file" in str(error.value)
+    assert "step_4.a1/data: is missing" in str(error.value) and "step_2.a1/data: is missing" in str(error.value)
     assert str(error.value).count("gemctl resume") == 1 and "--from-scratch" in str(error.value)
     end = run.attempt(2).end()
     assert end is not None and (end["outcome"], end["again"], end["cause"]["kind"]) == ("failed", False, "checkpoint")
@@ -354,6 +360,34 @@ def test_status_list_and_eval_say_that_the_newest_cannot_be_used(
     newer_format(run.checkpoints / "step_2.a1")
     assert main(["list", "--root", str(run.path.parent.parent)]) == 0
     assert "unusable" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_run_of_another_format_goes_on_only_when_told_and_loses_nothing(tmp_path: Path) -> None:
+    """With the real commands: refused, from scratch, and what stays is deleted by prune alone."""
+    small = ["launcher.ranks_per_node=1", "topology.dp_replicate=1", "topology.dp_shard=1", "checkpoint.keep=1"]
+
+    def gemctl(*command: str) -> subprocess.CompletedProcess[str]:
+        words = [sys.executable, "-m", "gemctl", *command]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        return subprocess.run(
+            words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
+        )
+
+    job = [word for word in words_of(tmp_path) if not word.startswith("train.steps=")]
+    done = gemctl("train", *job, *small, "train.steps=2")
+    assert done.returncode == 0, done.stderr
+    made = RunDir(next(tmp_path.glob("runs/saved/*")))
+    newer_format(made.checkpoints / "step_2.a1")
+    refused = gemctl("resume", str(made.path), "train.steps=3")
+    assert refused.returncode == 2 and refused.stderr.count("error:") == 1, refused.stderr
+    assert "format 2 is newer" in refused.stderr and "--from-scratch" in refused.stderr
+    assert len(made.attempts()) == 1 and names(made) == ["step_2.a1"]
+    done = gemctl("resume", str(made.path), "train.steps=3", "--from-scratch")
+    assert done.returncode == 0, done.stderr
+    assert names(made) == ["step_2.a1", "step_3.a2"]
+    assert gemctl("checkpoint", "prune", str(made.path), "--unusable").returncode == 0
+    assert names(made) == ["step_3.a2"]
 
 
 def test_pruning_the_unusable_says_what_and_why_and_only_then_deletes(
