@@ -114,7 +114,7 @@ def each(
 
 def judge(root: Path, promised: Promises) -> None:
     """AssertionError, or whatever a command raises, where something promised is gone or a command does not work."""
-    found = listing.run(argparse.Namespace(root=str(root)))
+    found = listing.run(argparse.Namespace(root=str(root), last=None, json=False))
     assert found.unreadable == [], f"not listed: {found.unreadable}"
     for path in promised.files:
         file = root / path
