@@ -115,9 +115,10 @@ def compared(
         differences["data.spec"].append(f"the run has a copy of what it was: {folder / SPEC}")
     differences["data.train"] = data_differences(had.train, now.train)
     differences["data.eval"] = data_differences(had.eval or [], now.eval or [])
-    for key, details in differences.items():
+    for key, found_in in differences.items():
         name = key.removeprefix("data.")
         old, new = getattr(before.data, name), getattr(config.data, name)
+        details = found_in if None not in (old, new) else []
         if details or old != new:
             changes.append(_judged(run, before, config, had, now, key, (old, new), details))
     return changes
@@ -128,13 +129,14 @@ def _judged(
     places: "tuple[DataPath | None, DataPath | None]", details: list[str],
 ) -> "Change":  # fmt: skip
     from gemctl.config.resuming import GROWN, MOVED, Change, rule_of
-    from gemctl.run.conclusion import saved_step
     from gemctl.run.inputs import grown, rows_of
+    from gemctl.run.manifest import valid_checkpoints
 
     rule = rule_of(key) if details or None in places else MOVED
     in_order = before.data.order == config.data.order == "time"
     if key == "data.train" and in_order and grown(had.train, now.train):
-        seen = (saved_step(run) or 0) * before.train.global_batch
+        newest = next(iter(valid_checkpoints(run)), None)
+        seen = newest.step * before.train.global_batch if newest is not None else 0
         rule = GROWN if seen <= rows_of(had.train) else rule
     return Change(key, *places, rule, details)
 

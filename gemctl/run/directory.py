@@ -46,7 +46,6 @@ class RunDir:
         self.checkpoints = path / "checkpoints"
         self.submissions = path / "submissions"
         self.supervisor_log = path / "supervisor.jsonl"
-        self._attempts: dict[int, Attempt] = {}
 
     @property
     def run_id(self) -> str:
@@ -86,9 +85,7 @@ class RunDir:
 
     def info(self) -> dict[str, Any]:
         """What run.json says; where a power loss has cut it, what its folder says, if anything was made in it."""
-        if (found := read_whole(self.path / self.IDENTITY)) is not None:
-            return found
-        if any(entries(folder) for folder in (self.submissions, self.path / "attempts")):
+        if self.identity_cut and any(entries(folder) for folder in (self.submissions, self.path / "attempts")):
             created = self.path.stat().st_mtime
             return {"run_id": self.run_id, "name": self.path.parent.name, "created": created}
         return read_json(self.path / self.IDENTITY)
@@ -107,9 +104,7 @@ class RunDir:
         return [self.attempt(number) for number in numbered(self.path / "attempts")]
 
     def attempt(self, number: int) -> Attempt:
-        if number not in self._attempts:
-            self._attempts[number] = Attempt(self.path / "attempts" / str(number))
-        return self._attempts[number]
+        return Attempt(self.path / "attempts" / str(number))
 
     def last_attempt(self) -> Attempt | None:
         attempts = self.attempts()

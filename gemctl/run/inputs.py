@@ -107,9 +107,9 @@ def read(folder: Path, run: Path) -> Inputs | None:
     if found is None or not is_whole(folder / SPEC):
         return None
     text = read_text(folder / SPEC)
-    if _hash(text) != found["spec"]["sha256"]:
+    if _hash(text) != (sha256 := found["spec"]["sha256"]):
         raise InputError(f"{folder / SPEC}: was changed: its hash is not the one in {FILE}")
-    spec_path = _here(found["spec"], run, paths.is_file)
+    spec_path = _here(found["spec"], run, lambda path: is_whole(Path(path)) and _hash(read_text(Path(path))) == sha256)
     evals = found["eval"]
     return Inputs(spec_path, text, _from_json(found["train"], run), evals and _from_json(evals, run))
 
@@ -217,27 +217,27 @@ def data_differences(before: Sources, now: Sources) -> list[str]:
     """What differs, a line for each file; empty where the rows are the same."""
     if same_rows(before, now):
         return []
-    old, new = _by_name(before), _by_name(now)
-    if len(old) == len(new) == 1:
-        old = dict(zip(new, old.values(), strict=True))
-    lines = [
-        f"{name} is gone" if name not in new else f"{name}: {what}"
-        for name, file in old.items()
-        if name not in new or (what := difference(file, new[name]))
-    ]
-    lines += [f"{name} was added ({file.rows:,} rows)" for name, file in new.items() if name not in old]
+    # Where all sources were moved, each is compared with the one that has its place in the list.
+    moved = len(before) == len(now) and not {one.base for one in before} & {one.base for one in now}
+    old, new = _by_name(before, moved), _by_name(now, moved)
+    gone = [f"{name} is gone" for key, (name, _) in old.items() if key not in new]
+    other = [(new[key][0], difference(file, new[key][1])) for key, (_, file) in old.items() if key in new]
+    added = [f"{name} was added ({file.rows:,} rows)" for key, (name, file) in new.items() if key not in old]
+    lines = [*gone, *(f"{name}: {what}" for name, what in other if what), *added]
     if not lines:
         return ["the same files in another order"]
     more = len(lines) - NAMED
     return lines if more <= 1 else [*lines[:NAMED], f"and {more} more files"]
 
 
-def _by_name(sources: Sources) -> dict[str, FileMark]:
-    """By the name that tells a file from the others: below its source, or its path where the source is a file."""
-    several = len(sources) > 1
+def _by_name(sources: Sources, moved: bool) -> dict[tuple[int | str, str], tuple[str, FileMark]]:
+    """What tells a file from the others → how people call it, and the file."""
     return {
-        (source.path_of(file) if several or not file.name else file.name): file
-        for source in sources
+        (index if moved else source.base, file.name): (
+            file.name if file.name and len(sources) == 1 else source.path_of(file),
+            file,
+        )
+        for index, source in enumerate(sources)
         for file in source.files
     }
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -16,8 +17,8 @@ from gemctl.config.compose import compose
 from gemctl.data.fingerprint import changed, fingerprint
 from gemctl.errors import InputError
 from gemctl.run.directory import RunDir
-from gemctl.run.inputs import FILE, SPEC, data_differences, read
-from gemctl.run.manifest import checkpoints
+from gemctl.run.inputs import FILE, SPEC, FileMark, Inputs, Source, data_differences, read, texts, write
+from gemctl.run.manifest import valid_checkpoints
 from gemctl.train.ledger import Ledger
 from gemctl.worker import Worker
 from tests.recovery.saved_run import saved
@@ -269,6 +270,17 @@ def test_a_run_of_an_older_gemctl_goes_on_and_says_that_nothing_was_compared(
     ]
 
 
+def test_a_spec_with_other_tables_is_refused_whatever_is_allowed(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    edited("name: user, rows: 51", "name: user, rows: 52")(job)
+    lines = ahead(capsys, run_of(job), "--allow", "data.spec", code=2)
+    assert any(line.endswith(".user.weight is [51, 8], the model needs [52, 8]") for line in lines)
+
+
+def test_evaluation_is_turned_off_and_on(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (change,) = (one for one in ahead(capsys, run_of(job), "data.eval=null")["changes"] if one["key"] == "data.eval")
+    assert (change["after"], change["details"]) == (None, [])
+
+
 def test_an_edited_copy_of_the_spec_is_refused(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     copy = run_of(job).attempt(1).path / SPEC
     copy.write_text(copy.read_text().replace("log: true", "log: false"))
@@ -307,7 +319,7 @@ def test_ranks_read_the_files_that_were_there_and_the_spec_of_then(job: Path, mo
 
 def test_eval_names_new_places_and_says_what_has_changed(job: Path) -> None:
     run = run_of(job)
-    (checkpoint,) = checkpoints(run)
+    (checkpoint,) = valid_checkpoints(run)
 
     def configured(*places: str, data: list[str] | None = None) -> Any:
         return eval_command._configured(run, checkpoint, list(places), data)
@@ -341,6 +353,14 @@ def test_fingerprints_of_globs_lists_and_long_footers(tmp_path: Path) -> None:
     several = fingerprint([f"{tmp_path}/dt=1", f"{tmp_path}/dt=2/part-0.parquet", f"{tmp_path}/dt=3"])
     assert data_differences(whole, several) == [] and changed("data.train", several) == []
     assert data_differences(whole, [matched]) == ["dt=3/part-0.parquet is gone"]
+    write_rows(tmp_path / "dt=2" / "part-0.parquet", 7, rows=20)
+    changed_one = fingerprint([f"{tmp_path}/dt=1", f"{tmp_path}/dt=2/part-0.parquet", f"{tmp_path}/dt=3"])
+    (line,) = data_differences(several, changed_one)
+    assert line.startswith(f"{tmp_path}/dt=2/part-0.parquet: 60 → 20 rows, ")
+    assert changed("data.eval", several)[0].startswith(
+        f"data.eval: {tmp_path}/dt=2/part-0.parquet: not as it was when the run was submitted: 60 → 20 rows"
+    )
+    assert data_differences(several, changed_one[:2])[0] == f"{tmp_path}/dt=3/part-0.parquet is gone"
     swapped = [several[1], several[0], several[2]]
     assert data_differences(several, swapped) == ["the same files in another order"]
     table = pa.table({f"a_column_with_a_long_name_{n}": [n] for n in range(2000)})
@@ -351,3 +371,33 @@ def test_fingerprints_of_globs_lists_and_long_footers(tmp_path: Path) -> None:
     (tmp_path / "wide.parquet").write_bytes(b"PAR1" + bytes(100) + b"PAR1")
     with pytest.raises(InputError, match=r"wide\.parquet: not a readable Parquet file"):
         fingerprint(str(tmp_path / "wide.parquet"))
+
+
+def test_many_changed_files_are_counted() -> None:
+    def source(count: int, footer: str) -> Source:
+        return Source("/log", "", [FileMark(f"{n}.parquet", 1, 1, 1, "", footer) for n in range(count)])
+
+    for count, said in ((8, 8), (9, 9), (10, 9)):
+        lines = data_differences([source(count, "a")], [source(count, "b")])
+        assert (len(lines), lines[7]) == (said, "7.parquet: other rows, by its footer")
+    assert lines[8] == "and 2 more files"
+
+
+def test_rows_on_an_object_store_have_one_place(tmp_path: Path) -> None:
+    store = fsspec.filesystem("memory")
+    for seed, name in enumerate(("a", "b")):
+        write_rows(tmp_path / f"{name}.parquet", seed)
+        store.pipe(f"/bucket/log/{name}.parquet", (tmp_path / f"{name}.parquet").read_bytes())
+    (source,) = fingerprint("memory://bucket/log/")
+    assert source.path == "memory://bucket/log" and [file.name for file in source.files] == ["a.parquet", "b.parquet"]
+    (matched,) = fingerprint("memory://bucket/*/[b].parquet")
+    assert (matched.base, matched.glob, matched.files[0].name) == ("memory://bucket", "*/[b].parquet", "log/b.parquet")
+    assert data_differences([source], fingerprint(str(tmp_path))) == [] == changed("data.train", [source, matched])
+    own = "gemctl:feature_specs/gem_xl.yaml"
+    inputs = Inputs(own, TEXT, [source], None)
+    write(inputs, tmp_path, tmp_path / "run")
+    assert read(tmp_path, tmp_path / "run") == inputs == read(tmp_path, tmp_path / "moved")
+    assert texts(tmp_path) == {name: (tmp_path / name).read_text() for name in (SPEC, FILE)}
+    (tmp_path / FILE).write_text("")  # by a power loss
+    assert read(tmp_path, tmp_path / "run") is None
+    store.rm("/bucket", recursive=True)
