@@ -15,7 +15,7 @@ import sys
 from typing import Any, NoReturn
 
 from gemctl.credentials import refusal
-from gemctl.errors import GemctlError, InputError, Interrupted
+from gemctl.errors import FULL, GemctlError, InputError, Interrupted
 from gemctl.shown import shown
 
 COMMANDS = {
@@ -23,20 +23,29 @@ COMMANDS = {
     "plan": "show the mesh, the table shards and every byte of a configuration, and start nothing",
     "resume": "go on with a run from its newest verified checkpoint, on the same or another number of ranks",
     "supervise": "follow a submitted run's attempts here; batch scripts and --detach start it",
-    "list": "list all runs and what each is doing",
+    "list": "list runs and what each is doing",
     "status": "say what a run is doing",
     "logs": "show what a run's processes said and did, the cause of a failure first",
     "stop": "ask a run to save and end",
     "report": "say what a run reached and where its time went",
     "eval": "score a data set with a checkpoint",
     "data": "import a raw log, write the synthetic one, or draft a feature spec for a Parquet file",
-    "checkpoint": "list, verify, compare and export checkpoints",
+    "checkpoint": "list, verify, compare, export and prune checkpoints",
     "bench": "measure how fast kernels, layers and whole models are on this machine",
     "config": "export a configuration",
     "doctor": "check this machine and what is installed on it",
 }
-FULL = {errno.ENOSPC, errno.EDQUOT}
-REFUSED = {errno.EROFS, errno.EACCES, errno.EPERM}
+# What the system may refuse of a file by no fault of gemctl's.
+REFUSED = {
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EIO,
+    errno.ESTALE,
+    errno.ENAMETOOLONG,
+    errno.EMFILE,
+    errno.ENFILE,
+}
 EPILOG = "exit codes: 0 done or stopped, 1 the run failed, 2 bad input, 3 does not fit, 130 Ctrl-C, 143 SIGTERM"
 
 

@@ -37,8 +37,12 @@ KINDS = {
 }
 NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 CLAIM_SECONDS = 2.0  # how long a rename that somebody else has begun may take
-PASSING = {errno.ESTALE, errno.EIO}  # what a file server answers once, and not when asked again
-PAUSES = (0.05, 0.2)  # seconds before it is asked again
+# What a file server, or the way to it, answers for a moment, and not when asked again.
+PASSING = {
+    errno.ESTALE, errno.EIO, errno.EREMOTEIO, errno.ETIMEDOUT, errno.EAGAIN, errno.ENOTCONN, errno.ECONNRESET,
+    errno.ECONNABORTED, errno.ECONNREFUSED, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH,
+}  # fmt: skip
+PAUSES = (0.05, 0.2, 1.0)  # seconds before it is asked again
 
 
 @contextmanager

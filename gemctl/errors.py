@@ -4,6 +4,9 @@ Everything that is the user's to mend raises one of these; the command line prin
 exception is a defect of gemctl and keeps its traceback.
 """
 
+import errno
+
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}  # a disk, a quota or `ulimit -f` takes no more
 TERMINATED = 143  # exit code of what SIGTERM has ended, as a shell counts
 
 
@@ -21,6 +24,13 @@ class InputError(GemctlError):
     def __init__(self, problems: str | list[str]) -> None:
         self.problems = [problems] if isinstance(problems, str) else list(problems)
         super().__init__("\n".join(self.problems))
+
+
+class Unreadable(InputError):
+    """It is there, and cannot be read now: no permission, an I/O error, a format that only a newer gemctl reads.
+
+    It may be whole, so it is not damaged: nothing is deleted, and nothing goes on without it unless told so.
+    """
 
 
 class DoesNotFit(GemctlError):

@@ -39,9 +39,10 @@ from gemctl.run.directory import RunDir
 from gemctl.run.files import create_json, read_json, read_text
 from gemctl.run.inject import maybe_inject
 from gemctl.run.laid import lay_attempt, read_mesh
-from gemctl.run.manifest import RunFacts, count_kinds, newest_verified
+from gemctl.run.manifest import RunFacts, count_kinds
 from gemctl.run.requests import Request, pending
 from gemctl.run.rollback import passed_over, record
+from gemctl.run.selection import newest_verified
 from gemctl.run.stages import Stage, StageRecorder
 from gemctl.run.warm_start import match
 from gemctl.specs import feature_spec
@@ -179,6 +180,8 @@ class Worker:
         if base.checkpoint is not None:
             folder = self.run_dir.checkpoints / base.checkpoint
             manifest = load(folder, trainer.state())
+            if manifest.step != base.step:
+                raise InputError(f"{folder}: holds step {manifest.step} now; it was that of step {base.step}")
             trainer.optimizer.applied = manifest.position["applied_updates"]
             trainer.spikes.restore(manifest.position.get("losses", []))
             trainer.skipped = manifest.position.get("skipped_in_a_row", 0)
@@ -272,9 +275,13 @@ def _take_over(run: RunDir, last: Attempt, source: Attempt, config: Config) -> i
         create(getattr(attempt, file), getattr(source, file).read_bytes())
     for part, text in inputs.texts(source.path).items():
         create(attempt.path / part, text)
-    checkpoint, _ = newest_verified(run)
-    name, step = (checkpoint.path.name, checkpoint.step) if checkpoint else (None, 0)
-    attempt.write_base(Base(name, step, passed_over(run.attempts(), step)))
+    try:
+        choice = newest_verified(run)
+    except InputError:
+        attempt.write_end("failed")
+        raise
+    name, step = (choice.checkpoint.path.name, choice.checkpoint.step) if choice.checkpoint else (None, 0)
+    attempt.write_base(Base(name, step, passed_over(run.attempts(), step), choice.left_alone))
     return attempt.number
 
 

@@ -141,7 +141,7 @@ class LocalAgents:
         if how is None and self._runs():
             return {}
         self._keep_first_words()
-        return {0: how or "it ended without a word"}
+        return {0: how or process.WORDLESS}
 
     def _keep_first_words(self) -> None:
         """What the agent wrote before it had a log of its own, as one that cannot import what it needs, becomes that

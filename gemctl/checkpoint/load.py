@@ -21,9 +21,9 @@ from torch import Tensor
 from gemctl.checkpoint.content import as_text, content_sums
 from gemctl.checkpoint.pieces import dtype_name
 from gemctl.checkpoint.storage import Reader
-from gemctl.errors import GemctlError, InputError
+from gemctl.errors import GemctlError, InputError, Unreadable
 from gemctl.parallel.exchange import all_gather_json
-from gemctl.run.manifest import Manifest, StoredObject, check_file, read
+from gemctl.run.manifest import Manifest, StoredObject, check_file, file_faults, read
 
 
 def load(folder: Path, state: Mapping[str, Tensor], group: dist.ProcessGroup | None = None) -> Manifest:
@@ -100,8 +100,11 @@ def _refuse(faults: list[str]) -> None:
 def _faulty_files(folder: Path, manifest: Manifest, group: dist.ProcessGroup | None) -> list[str]:
     """Faults that all ranks found; each looks at its share of the files."""
     rank, world = dist.get_rank(group), dist.get_world_size(group)
-    mine = sorted(manifest.files.items())[rank::world]
-    faults = [fault for name, stored in mine if (fault := check_file(folder / name, stored))]
+    mine = dict(sorted(manifest.files.items())[rank::world])
+    try:
+        faults = file_faults(folder, replace(manifest, files=mine), check_file)
+    except Unreadable as error:  # the others wait in the gather
+        faults = error.problems
     return sorted(fault for part in all_gather_json(faults, group) for fault in part)
 
 

@@ -1,18 +1,24 @@
 """Which checkpoint folders are deleted, and when: only by the run's owner, and never before a newer one is complete.
 
-`prune` runs after each publication; `remove_strays` also when an attempt starts, so that a save that did not end
-takes no room from the next one.
+`prune` runs after each publication; `remove_half_written` also when an attempt starts, so that a save that did not end
+takes no room from the next one. What cannot be read now, is damaged, or was left alone by an attempt stays: only
+`gemctl checkpoint prune` deletes that (docs/reliability.md has the whole table).
 """
 
 import shutil
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
 from gemctl.durable import sync_folder
+from gemctl.errors import InputError
+from gemctl.run import process
 from gemctl.run.attempt import Attempt
 from gemctl.run.directory import RunDir
+from gemctl.run.files import read_log
 from gemctl.run.inject import Point
-from gemctl.run.manifest import FILE_NAME, checkpoints, valid_checkpoints
+from gemctl.run.manifest import DELETED, FOLDER, Checkpoint, check_size, checkpoints, verify
+from gemctl.run.reading import listed
 
 
 def _nowhere(point: Point) -> None:
@@ -20,29 +26,71 @@ def _nowhere(point: Point) -> None:
 
 
 def prune(run: RunDir, attempt: Attempt, keep: int, reach: Callable[[Point], None] = _nowhere) -> list[Path]:
-    """Deletes all valid checkpoints but the newest `keep`, and what earlier attempts have left that does not count.
+    """Deletes valid checkpoints but the newest `keep`, whole void ones of earlier attempts, and what is half written.
 
-    Returns the deleted folders. Nothing is deleted once a higher attempt owns the run. `reach` is told where it is.
+    Returns the deleted folders. Nothing is deleted before `attempt` has completed a checkpoint of its own, and once a
+    higher attempt owns the run. `reach` is told where it is.
     """
-    old = valid_checkpoints(run)[keep:]
-    removed = [checkpoint.path for checkpoint in old if _remove(checkpoint.path, attempt, reach)]
-    return removed + remove_strays(run, attempt)
-
-
-def remove_strays(run: RunDir, attempt: Attempt) -> list[Path]:
-    """Deletes what earlier attempts have left that does not count, unpublished or void; returns it."""
-    strays = [
-        checkpoint.path for checkpoint in checkpoints(run) if checkpoint.flaw and checkpoint.attempt < attempt.number
+    found = checkpoints(run)
+    valid = [one for one in found if one.state == "valid" and _whole(one)]
+    if not any(one.attempt == attempt.number for one in valid):
+        return []
+    left_alone = {name for one in run.attempts() if (base := one.started_from()) for name in base.left_alone}
+    void = [
+        one
+        for one in found
+        if one.state == "void" and one.attempt < attempt.number and one.path.name not in left_alone and _whole(one)
     ]
-    return [path for path in strays if _remove(path, attempt)]
+    removed = [one.path for one in [*valid[keep:], *void] if _remove(one.path, attempt, reach)]
+    return removed + remove_half_written(run, attempt)
+
+
+def remove_half_written(run: RunDir, attempt: Attempt) -> list[Path]:
+    """Deletes what saves of earlier attempts have left unpublished, if those attempts are surely dead, and the rest of
+    deletions that were cut short; returns the former."""
+    if attempt.owns_run():
+        for path in listed(run.checkpoints):
+            if FOLDER.fullmatch(path.name.removesuffix(DELETED)) and path.name.endswith(DELETED):
+                _erase(path)
+    halves = [one for one in checkpoints(run) if one.state == "unfinished" and one.attempt < attempt.number]
+    return [one.path for one in halves if surely_dead(run.attempt(one.attempt)) and _remove(one.path, attempt)]
+
+
+def surely_dead(attempt: Attempt) -> bool:
+    """True if no process of the attempt can write any more: it has said how it ended, which is written when all are
+    dead, or all that it has named ran on this host and do no more. A beat that is missing proves nothing."""
+    try:
+        if attempt.end() is not None:
+            return True
+        if not attempt.claimed:
+            return False
+        claim, lines = attempt.claim(), read_log(attempt.agent_log(0))
+    except (InputError, OSError):
+        return False
+    if claim.nodes > 1 or claim.host != socket.gethostname():
+        return False
+    named = [claim.pid, *(line["pid"] for line in lines if line["event"] in {"agent", "rank"})]
+    return not any(process.running(pid) for pid in named)
+
+
+def _whole(checkpoint: Checkpoint) -> bool:
+    return not verify(checkpoint.path, check_size)
 
 
 def _remove(folder: Path, attempt: Attempt, reach: Callable[[Point], None] = _nowhere) -> bool:
-    """The manifest goes first, so that a half-deleted folder is no checkpoint."""
+    """Takes its name away first, so that what is half deleted is no checkpoint, and no damaged one either."""
     if folder.is_symlink() or not attempt.owns_run():  # what a link leads to is not this run's
         return False
-    (folder / FILE_NAME).unlink(missing_ok=True)
-    sync_folder(folder)
+    doomed = folder.with_name(folder.name + DELETED)
+    folder.rename(doomed)
+    sync_folder(folder.parent)
     reach("prune")
-    shutil.rmtree(folder, ignore_errors=True)
+    _erase(doomed)
     return True
+
+
+def _erase(folder: Path) -> None:
+    if folder.is_symlink():
+        folder.unlink()
+    else:
+        shutil.rmtree(folder, ignore_errors=True)  # the next deletion tries again

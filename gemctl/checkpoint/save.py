@@ -33,17 +33,26 @@ from torch.distributed.checkpoint import TensorStorageMetadata
 
 from gemctl.checkpoint.content import add_up, as_text, content_sum
 from gemctl.checkpoint.pieces import Piece, dtype_name, layout, state_pieces
-from gemctl.checkpoint.retention import prune, remove_strays
+from gemctl.checkpoint.retention import prune, remove_half_written
 from gemctl.checkpoint.staging import Stager
 from gemctl.checkpoint.storage import METADATA, PieceSave, Row, Writer, rank_files
 from gemctl.config.schema import CheckpointConfig
 from gemctl.durable import sync_file, sync_folder
-from gemctl.errors import GemctlError
+from gemctl.errors import GemctlError, InputError
 from gemctl.parallel.exchange import broadcast_json, gather_json, scatter_json
 from gemctl.run.directory import RunDir
 from gemctl.run.files import JsonLog
 from gemctl.run.inject import Point, maybe_inject
-from gemctl.run.manifest import Manifest, RunFacts, StoredFile, StoredObject, describe_file, folder_name, publish
+from gemctl.run.manifest import (
+    FILE_NAME,
+    Manifest,
+    RunFacts,
+    StoredFile,
+    StoredObject,
+    describe_file,
+    folder_name,
+    publish,
+)
 
 NICE = 10  # of the thread that uploads
 RETRY_PAUSE = 1.0  # seconds; what is busy or full for a moment may be free then
@@ -92,7 +101,8 @@ class Saver:
         self._log: JsonLog | None = None
         if self._rank == 0:
             self._log = JsonLog(self._attempt.saves)
-            remove_strays(self._run, self._attempt)
+            with contextlib.suppress(OSError, InputError):  # what stays takes room alone; the next prune tries again
+                remove_half_written(self._run, self._attempt)
 
     def save(self, step: int, state: Mapping[str, Tensor], position: dict[str, Any]) -> float:
         """Starts saving `state` as it is now; returns the seconds that it blocked. Collective.
@@ -260,7 +270,11 @@ class Saver:
                 publish(job.folder, manifest)
                 self._reach(job.step, "published")
         except OSError as error:
-            return _Fault(f"rank 0: {_text(error)}", True)
+            if not (job.folder / FILE_NAME).exists():
+                return _Fault(f"rank 0: {_text(error)}", True)
+            # It is there for all to see, perhaps not on disk: so it stays, and the older ones do too.
+            self._say(job, "published, not synced", fault=_text(error))
+            return None
         except (ValueError, TypeError) as error:  # `position` is not JSON
             return _Fault(f"rank 0: {_text(error)}", False)
         if not self._attempt.owns_run():  # perhaps only since then: what was published is void, or the new owner's base
@@ -279,7 +293,7 @@ class Saver:
         """The new checkpoint stands whatever becomes of the old ones."""
         try:
             prune(self._run, self._attempt, self._config.keep, functools.partial(self._reach, job.step))
-        except OSError as error:
+        except (OSError, InputError) as error:
             self._say(job, "prune failed", fault=_text(error))
 
 

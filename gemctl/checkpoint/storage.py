@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from gemctl.checkpoint.metadata import METADATA, read_metadata
 from gemctl.checkpoint.pieces import Piece, dtype_name, dtype_of
-from gemctl.durable import named
+from gemctl.durable import named, sync_file
 from gemctl.errors import InputError
 from gemctl.run.inject import Point
 from gemctl.run.manifest import Manifest, check_size, file_faults, read
@@ -134,14 +134,18 @@ class Writer(FileSystemWriter):
     """
 
     def __init__(self, folder: Path, rank: int, reach: Callable[[Point], None]) -> None:
-        # No copy ahead: pieces are on the host, and DCP would use GPU 0 from its thread on every rank.
-        super().__init__(folder, single_file_per_rank=True, sync_files=True, per_thread_copy_ahead=0)
+        # No copy ahead: pieces are on the host, and DCP would use GPU 0 from its thread on every rank. DCP fsyncs a
+        # file before the last of it has left Python's buffer, the whole of small metadata: here it is done after that.
+        super().__init__(folder, single_file_per_rank=True, sync_files=False, per_thread_copy_ahead=0)
         self._file, self._reach = folder / f"__{rank}_0.distcp", reach
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Any:
         try:
             self._reach("upload")
-            return super().write_data(plan, planner)
+            written = super().write_data(plan, planner)
+            if self._file.exists():  # a rank may have nothing to write
+                sync_file(self._file)
+            return written
         except Exception as error:
             cause = _os_error(error)
             if cause is None:
@@ -152,6 +156,7 @@ class Writer(FileSystemWriter):
         self._reach("metadata")
         with named(self._file.with_name(METADATA)):
             super().finish(metadata, results)
+            sync_file(self._file.with_name(METADATA))
 
 
 def _os_error(error: BaseException | None) -> OSError | None:

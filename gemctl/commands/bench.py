@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gemctl.commands.configured import add_configuration, composed, spec_of
+from gemctl.commands.configured import add_configuration, composed, note_modules, spec_of
 from gemctl.errors import GemctlError, InputError
 
 if TYPE_CHECKING:
@@ -134,6 +134,7 @@ def _check_race(args: argparse.Namespace) -> None:
 def _of_run(args: argparse.Namespace) -> "Config":
     from gemctl.config.compose import from_yaml
     from gemctl.run.directory import find
+    from gemctl.run.files import read_text
     from gemctl.run.inputs import here
 
     if args.words:
@@ -142,7 +143,8 @@ def _of_run(args: argparse.Namespace) -> "Config":
     attempt = run.configured()
     if attempt is None:
         raise InputError(f"{run.path}: no attempt has left a configuration here")
-    config = from_yaml(attempt.config.read_text(encoding="utf-8"), str(attempt.config))
+    config = from_yaml(read_text(attempt.config), str(attempt.config))
+    note_modules(config, run)
     return replace(config, data=here(config.data, attempt.path, run.path))
 
 

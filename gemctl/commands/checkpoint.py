@@ -4,6 +4,7 @@ gemctl checkpoint list RUN
 gemctl checkpoint verify RUN
 gemctl checkpoint diff RUN:300 OTHER_RUN
 gemctl checkpoint export RUN:300 DIR
+gemctl checkpoint prune RUN --unusable --dry-run
 """
 
 import argparse
@@ -14,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from gemctl.errors import GemctlError, InputError
 
 if TYPE_CHECKING:
-    from gemctl.run.checkpoints import Comparison, Exported
+    from gemctl.run.checkpoints import Comparison, Exported, Pruned
 
-HELP = "List, verify, compare and export checkpoints."
+HELP = "List, verify, compare, export and prune checkpoints."
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +37,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     exporting.add_argument(
         "--file-gb", type=float, default=5.0, metavar="GB", help="GB of a file at most, but for a larger tensor (5)"
     )
-    for action in (listing, verifying, comparing, exporting):
+    pruning = actions.add_parser("prune", help="delete what no attempt can start from; the run must not be alive")
+    pruning.add_argument("run", metavar="RUN", help="path of a run, its id or a unique prefix of it")
+    pruning.add_argument(
+        "--unusable", action="store_true", required=True,
+        help="folders that are unfinished, void, damaged, or that this gemctl or this user cannot read",
+    )  # fmt: skip
+    pruning.add_argument("--dry-run", action="store_true", help="say what would be deleted, and why, and stop")
+    for action in (listing, verifying, comparing, exporting, pruning):
         action.add_argument("--root", default="runs", metavar="DIR", help="where run directories lie (default: runs)")
 
 
@@ -47,9 +55,23 @@ def run(args: argparse.Namespace) -> Any:
         return list_checkpoints(args.run, args.root)
     if args.action == "verify":
         return verify_all(args.checkpoint, args.root)
+    if args.action == "prune":
+        return prune(args.run, args.root, args.dry_run)
     if args.action == "export":
         return export(args.checkpoint, Path(args.target), args.file_gb, args.optimizer, args.root)
     return diff(args.a, args.b, args.root)
+
+
+def prune(reference: str, root: str, dry_run: bool) -> "Pruned":
+    """Deletes the folders of a run that no attempt can start from. InputError if the run is alive."""
+    from gemctl.commands.resume import refuse_running
+    from gemctl.run.checkpoints import Pruned, delete, unusable
+    from gemctl.run.directory import find
+
+    run = find(reference, root)
+    refuse_running(run, run.last_attempt())
+    found = unusable(run)
+    return Pruned(str(run.path), dry_run, found, [] if dry_run else delete(found))
 
 
 def diff(a: str, b: str, root: str) -> "Comparison":

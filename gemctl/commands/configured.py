@@ -10,6 +10,7 @@ from gemctl.errors import InputError
 if TYPE_CHECKING:
     from gemctl.config.schema import Config, DataConfig
     from gemctl.plan.build import Plan
+    from gemctl.run.directory import RunDir
     from gemctl.specs.data import FeatureSpec
 
 
@@ -55,6 +56,15 @@ def planned(config: "Config") -> "Plan":
     return build(config, spec_of(config))
 
 
+def note_modules(config: "Config", run: "RunDir") -> None:
+    """Says which modules the configuration of a run, perhaps somebody else's, has imported, before they are."""
+    from gemctl.render.show import note
+    from gemctl.specs.custom import modules
+
+    if named := modules(config.model):
+        note(f"{run.run_id}: its configuration has these modules imported here: {', '.join(named)}")
+
+
 def spec_of(config: "Config") -> "FeatureSpec":
     """The feature spec of a configuration; that of a synthetic log also where it is not written yet."""
     from gemctl.specs import feature_spec
@@ -78,9 +88,10 @@ def make_data(data: "DataConfig") -> None:
         ensure(data)
 
 
-def check_data(data: "DataConfig") -> None:
+def check_data(data: "DataConfig", memory: int | None = None) -> None:
     """Opens the data that a run would read, and says which files lie there that it would not. Raises InputError for
-    what is missing or does not fit the feature spec, and where ids or times are of other kinds here than there."""
+    what is missing or does not fit the feature spec, where ids or times are of other kinds here than there, and for row
+    groups that a host with `memory` bytes (None: unknown) can't read."""
     from gemctl.data.columns import disagreements
     from gemctl.data.files import shown
     from gemctl.data.parquet import ParquetSource
@@ -97,6 +108,8 @@ def check_data(data: "DataConfig") -> None:
         try:
             source = ParquetSource(url, spec, histories=data.histories == "keep")
             source.close()
+            if memory is not None:
+                source.check_memory(memory)
             problems += [] if source.row_count else [f"{key}={shown(url)}: no rows"]
             columns += source.columns
         except InputError as error:
@@ -105,6 +118,13 @@ def check_data(data: "DataConfig") -> None:
     if problems:
         raise InputError(problems)
     note_ignored(data)
+
+
+def host_memory(config: "Config") -> int | None:
+    """Bytes of a host of the configuration's cluster; None where nothing says it."""
+    from gemctl.plan.fit import cluster_memory
+
+    return cluster_memory(config).host
 
 
 def note_ignored(data: "DataConfig") -> None:

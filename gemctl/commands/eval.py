@@ -41,6 +41,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> "Evaluation":
+    from gemctl.commands.configured import note_modules
     from gemctl.data.files import find_files, shown
     from gemctl.run.directory import find
     from gemctl.run.scores import Evaluation
@@ -54,6 +55,7 @@ def run(args: argparse.Namespace) -> "Evaluation":
     if data is None:
         raise InputError("the run has no data.eval: name the rows to score with --data PATH")
     notes += [*changed, *find_files(data).notes("--data" if args.data else "data.eval")]
+    note_modules(config, chosen)
     result = _score(config, checkpoint, data, args.out)
     return Evaluation(
         chosen.run_id, checkpoint.path.name, checkpoint.step, shown(data), out=args.out, notes=notes, **result
@@ -70,19 +72,23 @@ def _check_out(out: Path) -> None:
 
 def choose(run: "RunDir", step: int | None) -> "tuple[Checkpoint, list[str]]":
     """The checkpoint after `step` steps, or the newest that verifies with the reasons why newer ones do not."""
-    from gemctl.run.manifest import newest_verified, valid_checkpoints, verify
+    from gemctl.run.manifest import checkpoints, verify
+    from gemctl.run.selection import newest_verified
 
     if step is None:
-        newest, refused = newest_verified(run)
-        if newest is None:
-            raise InputError([f"{run.path}: no checkpoint that verifies", *refused])
-        return newest, refused
-    valid = valid_checkpoints(run)
-    wanted = [checkpoint for checkpoint in valid if checkpoint.step == step]
+        try:
+            choice = newest_verified(run)
+        except InputError as error:
+            raise InputError(f"{error}\nto score an older one: --checkpoint STEP") from error
+        if choice.checkpoint is None:
+            raise InputError([f"{run.path}: no checkpoint that verifies", *choice.passed_over])
+        return choice.checkpoint, choice.passed_over
+    found = [checkpoint for checkpoint in checkpoints(run) if checkpoint.current]
+    wanted = [checkpoint for checkpoint in found if checkpoint.step == step]
     if not wanted:
-        steps = ", ".join(str(checkpoint.step) for checkpoint in valid) or "none"
+        steps = ", ".join(str(checkpoint.step) for checkpoint in found if checkpoint.flaw is None) or "none"
         raise InputError(f"--checkpoint {step}: {run.path} has no checkpoint of that step (it has {steps})")
-    if faults := verify(wanted[0].path):
+    if faults := [wanted[0].reason] if wanted[0].flaw is not None else verify(wanted[0].path):
         raise InputError(faults)
     return wanted[0], []
 

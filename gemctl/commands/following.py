@@ -173,6 +173,8 @@ class Following:
         if reason or attempt is None:
             raise GemctlError(f"{reason}\n{hint(self.run)}")
         end, text = attempt.end() or {}, conclusion(self.run, attempt) or ""
+        if (end.get("cause") or {}).get("kind") == "checkpoint":
+            raise InputError(text)
         if end["outcome"] in {"failed", "preempted"}:
             raise GemctlError(text)
         if end["outcome"] == "killed" or end.get("signal") is not None or self._interrupts:

@@ -129,14 +129,13 @@ def _judged(
     places: "tuple[DataPath | None, DataPath | None]", details: list[str],
 ) -> "Change":  # fmt: skip
     from gemctl.config.resuming import GROWN, MOVED, Change, rule_of
+    from gemctl.run.conclusion import saved_step
     from gemctl.run.inputs import grown, rows_of
-    from gemctl.run.manifest import valid_checkpoints
 
     rule = rule_of(key) if details or None in places else MOVED
     in_order = before.data.order == config.data.order == "time"
     if key == "data.train" and in_order and grown(had.train, now.train):
-        newest = next(iter(valid_checkpoints(run)), None)
-        seen = newest.step * before.train.global_batch if newest is not None else 0
+        seen = (saved_step(run) or 0) * before.train.global_batch
         rule = GROWN if seen <= rows_of(had.train) else rule
     return Change(key, *places, rule, details)
 

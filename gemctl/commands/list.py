@@ -13,11 +13,15 @@ from gemctl.errors import InputError
 if TYPE_CHECKING:
     from gemctl.run.status import RunList
 
-HELP = "List all runs and what each is doing."
+HELP = "List runs and what each is doing."
+NEWEST = 50
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--root", default="runs", metavar="DIR", help="where run directories lie (default: runs)")
+    parser.add_argument(
+        "--last", type=int, metavar="N", help=f"the newest N runs, 0 for all (default: {NEWEST}; all with --json)"
+    )
 
 
 def run(args: argparse.Namespace) -> "RunList":
@@ -28,8 +32,13 @@ def run(args: argparse.Namespace) -> "RunList":
 
     if not paths.is_dir(args.root):
         raise InputError(f"--root {args.root}: no such folder, so no run is there")
+    last = (0 if args.json else NEWEST) if args.last is None else args.last
+    if last < 0:
+        raise InputError(f"--last {last}: give a number of runs, or 0 for all")
     opened, runs, unreadable = {}, [], []
     found = list_runs(args.root)
+    older = max(0, len(found) - last) if last else 0
+    found = found[older:]
     for one in found:
         try:
             opened[one.path] = open_submission(one)
@@ -43,7 +52,7 @@ def run(args: argparse.Namespace) -> "RunList":
         except (InputError, OSError) as error:
             unreadable += _problems(error)
     unreadable += [f"{folder}: Permission denied" for folder in closed_folders(args.root)]
-    return RunList(args.root, runs, unreadable)
+    return RunList(args.root, runs, unreadable, older)
 
 
 def _problems(error: InputError | OSError) -> list[str]:

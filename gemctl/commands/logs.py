@@ -6,7 +6,9 @@ gemctl logs RUN -f --merged      # all ranks, from now to the end of the run
 
 import argparse
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gemctl.errors import InputError, Interrupted
@@ -27,6 +29,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--rank", type=int, metavar="N", help="this rank alone")
     which.add_argument("--merged", action="store_true", help="all ranks, merged by time")
+    parser.add_argument("--tail", type=int, metavar="N", help="the last N lines (with -f: and what comes after them)")
     parser.add_argument("--root", default="runs", metavar="DIR", help="where run directories lie (default: runs)")
 
 
@@ -36,7 +39,9 @@ def run(args: argparse.Namespace) -> None:
     from gemctl.run.logs import Selection
 
     target = find(args.run, args.root)
-    selection = Selection(args.rank, args.merged)
+    if args.tail is not None and args.tail < 1:
+        raise InputError(f"--tail {args.tail}: give a number of lines, 1 or more")
+    selection = Selection(args.rank, args.merged, args.tail)
     if args.follow and args.attempt is not None:
         raise InputError("--attempt shows one attempt as it is, --follow goes on over all: leave one out")
     if not args.follow:
@@ -85,7 +90,12 @@ def _shown(run: "RunDir", attempt: "Attempt", selection: "Selection") -> "Iterat
     end = attempt.end()
     if end is not None and end["outcome"] != "finished":
         yield f"{conclusion(run, attempt)}\n"
-    yield from AttemptTail(run, attempt, selection).new()
+    yield from _last(AttemptTail(run, attempt, selection).new(), selection.tail)
+
+
+def _last(lines: "Iterator[Line]", count: int | None) -> "Iterable[Line]":
+    """The last `count`; all if it is None."""
+    return lines if count is None else deque(lines, maxlen=count)
 
 
 def _followed(run: "RunDir", selection: "Selection") -> "Iterator[Line | str]":
@@ -102,7 +112,8 @@ def _followed(run: "RunDir", selection: "Selection") -> "Iterator[Line | str]":
             tail, over = AttemptTail(run, attempt, selection), False
         if tail is not None and not over:
             over = attempt is None or tail.attempt.number != attempt.number or tail.attempt.end_file.exists()
-            yield from tail.new()  # nothing comes after its end
+            yield from _last(tail.new(), selection.tail)  # nothing comes after its end
+            selection = replace(selection, tail=None)
             if over:
                 yield conclusion(run, tail.attempt) or ""
                 continue

@@ -4,6 +4,7 @@ gemctl resume RUN
 gemctl resume RUN train.steps=2000 launcher.ranks_per_node=2 --dry-run     # what would be loaded, moved and lost
 gemctl resume RUN optim.dense.lr=1e-4 --allow optim.dense.lr
 gemctl resume RUN data.train=PATH                                          # the same rows, which were moved
+gemctl resume RUN --from-scratch                                           # from step 0: no checkpoint can be used
 """
 
 import argparse
@@ -35,6 +36,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KEY",
         help="change this key, or go on although its files have changed, even if that changes the curve",
     )
+    parser.add_argument(
+        "--from-scratch", action="store_true", help="start again from step 0; checkpoints that are there are kept"
+    )
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument("--dry-run", action="store_true", help="print what would be loaded, moved and lost, and stop")
     add_detach(instead)
@@ -43,7 +47,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Any:
     from gemctl.cluster.software import require
-    from gemctl.commands.configured import check_data
+    from gemctl.commands.configured import check_data, host_memory, note_modules
     from gemctl.commands.inputs import compared, noted, placed, refuse_gone, taken
     from gemctl.commands.launching import checked_plan, launch, launcher_of
     from gemctl.config.compose import compose, from_yaml
@@ -65,17 +69,21 @@ def run(args: argparse.Namespace) -> Any:
     inputs = taken(config.data)
     found = compared(target, source.parent, before, config, inputs, changes(before, config))
     check_changes(found, args.allow)
+    note_modules(config, target)
     plan = checked_plan(config, inputs.spec)
-    check_data(config.data)
+    check_data(config.data, host_memory(config))
     if not args.dry_run:
         launcher_of(config.launcher.kind).check_here(config)
-        _refuse_running(target, last)
-    ahead = preflight(target, before, config, inputs.spec, plan, found, noted(target, source.parent))
+        refuse_running(target, last)
+    notes = noted(target, source.parent)
+    ahead = preflight(target, before, config, inputs.spec, plan, found, notes, args.from_scratch)
     if args.dry_run:
         return ahead
     if not args.json:
         show(ahead)
-    return launch(target, config, plan, inputs, args.detach, Base(ahead.checkpoint, ahead.step), last) or build(target)
+    told = ahead.checkpoint is not None or args.from_scratch
+    base = Base(ahead.checkpoint, ahead.step, left_alone=ahead.left_alone) if told else None
+    return launch(target, config, plan, inputs, args.detach, base, last) or build(target)
 
 
 def _asked_for(run: "RunDir") -> Path:
@@ -90,7 +98,7 @@ def _asked_for(run: "RunDir") -> Path:
     return submission.config
 
 
-def _refuse_running(run: "RunDir", last: "Attempt | None") -> None:
+def refuse_running(run: "RunDir", last: "Attempt | None") -> None:
     """InputError if the run's last attempt beats, or a job waits or has begun that will make one."""
     from gemctl.commands.following import comes_up, job_of, own_attempt
     from gemctl.commands.supervise import refuse_living

@@ -10,7 +10,15 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gemctl.commands.configured import add_configuration, add_detach, check_data, composed, make_data, spec_of
+from gemctl.commands.configured import (
+    add_configuration,
+    add_detach,
+    check_data,
+    composed,
+    host_memory,
+    make_data,
+    spec_of,
+)
 
 if TYPE_CHECKING:
     from gemctl.config.schema import Config
@@ -48,7 +56,7 @@ def run(args: argparse.Namespace) -> Any:
         return config
     spec = spec_of(config)
     plan = checked_plan(config, spec)
-    check_data(config.data)
+    check_data(config.data, host_memory(config))
     warm = _warm_start(config, spec)
     return _dry_run(config, plan, warm) if args.dry_run else _train(config, spec, plan, warm, args)
 

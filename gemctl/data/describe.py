@@ -1,10 +1,16 @@
-"""What a Parquet file's columns look like: types, distinct values, ranges, nulls, from a sample of the first rows.
+"""What the columns of Parquet files look like: types, distinct values, ranges, nulls, from a sample of the first rows.
 
-table, columns = describe(open_file(filesystem, path), path)
-print(columns[0].seen())      # 812 distinct in 50,000, 0 … 811, 0.1% null
+    sample = describe(find_files("clicks.parquet").files)
+    print(sample.columns[0].seen())      # 812 distinct in 50,000, 0 … 811, 0.1% null
+    print(sample.left_out)               # {"user": "2 columns have this name"}
+
+Every column is there, with its statistics or with the reason why it has none.
 """
 
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,11 +18,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types as pt
 
-from gemctl.data.columns import is_list, repeated
-from gemctl.data.parquet import read_group
+from gemctl.data.columns import NUMBERS, Kind, is_list, kind_of
+from gemctl.data.files import DataFile
+from gemctl.data.footers import leaves
+from gemctl.data.parquet import open_file
+from gemctl.data.values import flat, floats, lists
 from gemctl.errors import InputError
 
 SAMPLE_ROWS = 50_000
+MOST_FILES = 256  # whose footers are read; of more, as many are taken evenly
+MOST_VALUES = 100_000_000  # of a column in one row group: to read one row of it may take as much memory as all
+CLOCKS = frozenset({Kind.INSTANTS, Kind.LOCAL_TIMES, Kind.DATES})
 
 
 @dataclass(frozen=True)
@@ -24,110 +36,212 @@ class Column:
     """One column; of a list column (`many`) all but `lengths` tell of the values inside the lists."""
 
     name: str
-    kind: Any  # Arrow type
+    type: Any  # Arrow type
+    kind: Kind
     many: bool
     values: Any  # Arrow array of the sample's values, flat
     lengths: np.ndarray  # int64 [rows]; all 1 unless `many`
-    distinct: int
-    low: float | None  # smallest and largest number: of the whole file where it says so, else of the sample
-    high: float | None
+    low: float | None  # smallest and largest number: of all files where their footers say so, else of the sample
+    high: float | None  # (of integers exactly)
 
     @property
     def integer(self) -> bool:
-        return bool(pt.is_integer(self.kind))
+        return self.kind is Kind.INTEGERS
 
     @property
     def text(self) -> bool:
-        return bool(pt.is_string(self.kind) or pt.is_large_string(self.kind))
+        return self.kind is Kind.STRINGS
 
     @property
     def number(self) -> bool:
         """Integers, floats or booleans."""
-        return bool(self.integer or pt.is_floating(self.kind) or pt.is_boolean(self.kind))
+        return self.kind in NUMBERS
+
+    @property
+    def clock(self) -> bool:
+        """Timestamps or dates."""
+        return self.kind in CLOCKS
+
+    @cached_property
+    def numbers(self) -> np.ndarray:
+        """float64 [N]; null → NaN. Of numbers alone."""
+        return floats(self.values)
+
+    @cached_property
+    def missing(self) -> int:
+        """Values that are null or NaN."""
+        return int(np.isnan(self.numbers).sum()) if self.number else int(self.values.null_count)
+
+    @cached_property
+    def distinct(self) -> int:
+        """Different values that are there."""
+        if self.kind is Kind.FLOATS or pt.is_decimal(self.values.type):
+            return int(np.unique(self.numbers[~np.isnan(self.numbers)]).size)
+        return int(pc.count_distinct(self.values).as_py())
 
     @property
     def binary(self) -> bool:
         """Whether all values are 0 or 1."""
-        return not self.many and self.distinct > 0 and (bool(pt.is_boolean(self.kind)) or self._only_0_and_1())
+        zero_one = self.kind is Kind.BOOLEANS or (self.number and {self.low, self.high} <= {0.0, 1.0})
+        return not self.many and zero_one and 0 < self.distinct <= 2
 
     @property
     def skewed(self) -> bool:
         """Whether a few values ≥ 0 are far above the others."""
-        if not self.number or self.low is None or self.high is None or self.low < 0:
+        if self.low is None or self.high is None or self.low < 0:
             return False
-        middle = pc.quantile(self.values, q=0.5)[0].as_py() or 0.0
-        return self.high > 100 * max(middle, 0.1)
+        return bool(self.high > 100 * max(float(np.nanmedian(self.numbers)), 0.1))
 
     @property
     def numbers_rows(self) -> bool:
         """Whether (nearly) every row has a value of its own, as request ids do."""
-        filled = len(self.values) - self.values.null_count
+        filled = len(self.values) - self.missing
         return filled > 1000 and self.distinct > 0.99 * filled
 
     def seen(self) -> str:
         """One line of facts."""
         parts = [f"{self.distinct:,} distinct in {len(self.values):,}"]
         if self.low is not None and self.high is not None:
-            parts.append(f"{self.low:.10g} … {self.high:.10g}")
+            low, high = (str(n) if isinstance(n, int) else f"{n:.10g}" for n in (self.low, self.high))
+            parts.append(f"{low} … {high}")
         if self.many and self.lengths.size:
             parts.append(f"{self.lengths.mean():.1f} a row")
-        if self.values.null_count:
-            parts.append(f"{self.values.null_count / len(self.values):.1%} null")
+        if self.missing:
+            parts.append(f"{self.missing / len(self.values):.1%} null")
         return ", ".join(parts)
 
-    def _only_0_and_1(self) -> bool:
-        return self.number and self.distinct <= 2 and {self.low, self.high} <= {0.0, 1.0}
 
+@dataclass(frozen=True)
+class Sample:
+    """The first `rows` rows: `columns` that may have a role, in the file's order, and `left_out`: why others have none.
 
-def describe(file: Any, path: str) -> tuple[Any, list[Column]]:
-    """The first rows of a `pyarrow.parquet.ParquetFile` (at most SAMPLE_ROWS), and its columns.
-
-    `path` names the file in InputErrors: columns of one name, a damaged row group.
+    Columns are those of the first file with rows; files of another schema are not in the sample.
     """
-    if twice := repeated(path, file.schema_arrow):
-        raise InputError(list(twice.values()))
-    tables, rows = [file.schema_arrow.empty_table()], 0
-    for group in range(file.num_row_groups):
-        if rows < SAMPLE_ROWS:
-            tables.append(read_group(file, path, group))
-            rows += tables[-1].num_rows
-    table = pa.concat_tables(tables).slice(0, SAMPLE_ROWS).combine_chunks()
-    return table, [_column(table, name, file.metadata) for name in table.column_names]
+
+    rows: int
+    columns: list[Column]
+    left_out: dict[str, str]
 
 
-def _column(table: Any, name: str, metadata: Any) -> Column:
-    values = table.column(name).combine_chunks()
-    many, lengths = is_list(values.type), np.ones(len(values), np.int64)
+def describe(files: Sequence[DataFile]) -> Sample:
+    """Looks at the files' first SAMPLE_ROWS rows, and at the ranges in all footers. InputError where no file has rows,
+    or for a damaged file."""
+    chosen = files[:: max(1, -(-len(files) // MOST_FILES))]
+    first = next((file for file in files if _rows(file)), None)
+    if first is None:
+        raise InputError(f"{files[0].path}: no rows to learn from" + (" (nor in any other file)" if files[1:] else ""))
+    with open_file(first) as opened:
+        schema = opened.schema_arrow
+        names, left_out = _usable(opened)
+    ranges = _ranges(chosen, names)
+    table = _sample(files, schema, names)
+    columns = []
+    for name in names:
+        try:
+            columns.append(_column(name, table.column(name), ranges.get(name)))
+        except (_NoRole, pa.ArrowException) as error:
+            left_out[name] = " ".join(str(error).split())
+    return Sample(table.num_rows, columns, left_out)
+
+
+class _NoRole(Exception):
+    """Nothing of a feature spec takes this column."""
+
+
+def _rows(file: DataFile) -> int:
+    with open_file(file) as opened:
+        return int(opened.metadata.num_rows)
+
+
+def _usable(opened: Any) -> tuple[list[str], dict[str, str]]:
+    """Names of the columns that can be read by their name alone, and what is wrong with the others."""
+    names = opened.schema_arrow.names
+    counts = Counter(names)
+    left_out = {name: f"{count} columns have this name" for name, count in counts.items() if count > 1}
+    if "" in counts:
+        left_out[""] = "a column without a name"
+    footer = opened.metadata
+    groups = [footer.row_group(group) for group in range(footer.num_row_groups)]
+    for index in range(footer.num_columns):
+        path, most = footer.schema.column(index).path, max(group.column(index).num_values for group in groups)
+        # pyarrow reads what lies below a name too, and `item.views` may be a column or a part of one
+        for name in names if most > MOST_VALUES else []:
+            if path == name or path.startswith(f"{name}."):
+                left_out[name] = f"{most:,} values in one row group are too many to look at: write smaller row groups"
+    return [name for name in counts if name not in left_out], left_out
+
+
+def _sample(files: Sequence[DataFile], schema: Any, names: list[str]) -> Any:
+    """The first rows of the files that have this schema."""
+    batches: list[Any] = []
+    rows = 0
+    for file in files:
+        if rows >= SAMPLE_ROWS:
+            break
+        with open_file(file) as opened:
+            if not opened.schema_arrow.equals(schema):
+                continue
+            for batch in _batches(opened, file.path, names):
+                batches.append(batch)
+                rows += batch.num_rows
+                if rows >= SAMPLE_ROWS:
+                    break
+    kept = schema.empty_table().select([schema.names.index(name) for name in names]).schema
+    tables = [pa.Table.from_batches([batch]).select(names) for batch in batches]
+    return pa.concat_tables([kept.empty_table(), *tables]).slice(0, SAMPLE_ROWS)
+
+
+def _batches(opened: Any, path: str, names: list[str]) -> Iterator[Any]:
+    for group in range(opened.metadata.num_row_groups):
+        try:
+            yield from opened.iter_batches(SAMPLE_ROWS, row_groups=[group], columns=names)
+        except (OSError, pa.ArrowException) as error:
+            reason = " ".join(str(error).split())
+            raise InputError(f"{path}: row group {group} can't be read, the file is damaged: {reason}") from error
+
+
+def _column(name: str, chunked: Any, whole: tuple[int, int] | None) -> Column:
+    many, lengths = is_list(chunked.type), np.ones(len(chunked), np.int64)
+    kind = kind_of(chunked.type.value_type if many else chunked.type)
+    if kind is None:
+        raise _NoRole(f"type {chunked.type} has no role")
     if many:
-        lengths = pc.list_value_length(values).fill_null(0).to_numpy(zero_copy_only=False)
-        values = pc.list_flatten(values)
-    if pt.is_dictionary(values.type):
-        values = values.cast(values.type.value_type)
-    kind = values.type
-    plain = pt.is_primitive(kind) or pt.is_string(kind) or pt.is_large_string(kind)
-    distinct = int(pc.count_distinct(values).as_py()) if plain else 0
-    low, high = _bounds(values, name, metadata)
-    return Column(name, kind, many, values, lengths, distinct, low, high)
+        offsets, values = lists(chunked)
+        lengths = np.diff(offsets)
+    else:
+        values = flat(chunked)
+    if kind is Kind.NOTHING or values.null_count == len(values):
+        raise _NoRole("no value in the rows seen" if len(values) else "empty lists alone in the rows seen")
+    low, high = _bounds(kind, values)
+    if whole is not None and low is not None and high is not None:
+        low, high = min(low, whole[0]), max(high, whole[1])
+    return Column(name, chunked.type.value_type if many else chunked.type, kind, many, values, lengths, low, high)
 
 
-def _bounds(values: Any, name: str, metadata: Any) -> tuple[float | None, float | None]:
-    if not (pt.is_integer(values.type) or pt.is_floating(values.type)) or values.null_count == len(values):
-        return None, None
-    found = pc.min_max(values.drop_null())
-    low, high = float(found["min"].as_py()), float(found["max"].as_py())
-    if not pt.is_integer(values.type):
-        return low, high
-    for group in range(metadata.num_row_groups):
-        chunks = metadata.row_group(group)
-        for index in range(chunks.num_columns):
-            chunk = chunks.column(index)
-            if chunk.path_in_schema.split(".")[0] == name and chunk.statistics and chunk.statistics.has_min_max:
-                low, high = min(low, chunk.statistics.min), max(high, chunk.statistics.max)
-    return low, high
+def _bounds(kind: Kind, values: Any) -> tuple[float | None, float | None]:
+    if kind is Kind.INTEGERS:
+        found = pc.min_max(values)
+        return int(found["min"].as_py()), int(found["max"].as_py())
+    if kind is Kind.FLOATS:
+        numbers = floats(values)
+        if np.isnan(numbers).all():
+            raise _NoRole("NaN alone in the rows seen")
+        return float(np.nanmin(numbers)), float(np.nanmax(numbers))
+    return None, None
 
 
-def as_times(values: Any) -> np.ndarray:
-    """float64 seconds, or the numbers as they are; null → NaN."""
-    if pt.is_timestamp(values.type):
-        values = values.cast(pa.timestamp("us", values.type.tz), safe=False).cast(pa.int64())
-    return values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+def _ranges(files: Sequence[DataFile], names: list[str]) -> dict[str, tuple[int, int]]:
+    """Smallest and largest integer by column, where the footers have them."""
+    found: dict[str, tuple[int, int]] = {}
+    for file in files:
+        with open_file(file) as opened:
+            for name, index in leaves(opened.schema_arrow, opened.metadata.num_columns).items():
+                kind = opened.schema_arrow.field(name).type if name in names else None
+                if kind is None or not pt.is_integer(kind.value_type if is_list(kind) else kind):
+                    continue
+                for group in range(opened.metadata.num_row_groups):
+                    statistics = opened.metadata.row_group(group).column(index).statistics
+                    if statistics is not None and statistics.has_min_max:
+                        low, high = found.get(name, (statistics.min, statistics.max))
+                        found[name] = min(low, statistics.min), max(high, statistics.max)
+    return found

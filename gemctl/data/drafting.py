@@ -2,23 +2,26 @@
 
     gemctl data spec clicks.parquet -o spec.yaml
 
-A guess rests on a column's type, its name and a sample of the first rows. The draft always loads, and what could not
-be given a role stands in it as a comment: its author should read every line.
+A guess rests on a column's type, its name and a sample of the first rows. The draft always loads and reads these rows;
+what could not be given a role stands in it as a comment with the reason: its author should read every line.
 """
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
-from pyarrow import types as pt
 
 from gemctl import paths
-from gemctl.data.describe import Column, as_times, describe
-from gemctl.data.files import DataPath, find_files, shown
-from gemctl.data.parquet import ParquetSource, open_file
+from gemctl.data.columns import TIMES, Kind
+from gemctl.data.describe import SAMPLE_ROWS, Column, describe
+from gemctl.data.files import DataPath, find_files, shown, urls
+from gemctl.data.parquet import ParquetSource
+from gemctl.data.values import times
 from gemctl.errors import InputError
+from gemctl.specs.data import FeatureSpec
 from gemctl.specs.feature_spec import TAKEN, parse, scalar
+from gemctl.specs.yaml_file import printable
 
 
 def _words(words: str, end: bool = False) -> re.Pattern[str]:
@@ -36,7 +39,9 @@ _PREDICTION = _words("prob probability pred prediction predicted pctr pcvr")
 _WEIGHT = re.compile(r"(sample_?|example_?|row_?)?weights?", re.I)
 _DOMAIN = re.compile(r"(domain|surface|scenario|channel)(_id)?", re.I)
 _HISTORY = r"(hist|history|histories|past|recent|seq|sequence|clicked|viewed|list|last|event|events)"
+_INDEX = re.compile(r"__index_level_\d+__")
 _FEW = 32  # integers with so few values are ids whatever their name
+_MOST_DOMAINS = 1000
 
 
 @dataclass(frozen=True)
@@ -59,37 +64,75 @@ class _Guess:
     dense: list[str] = field(default_factory=list)
     sequences: list[str] = field(default_factory=list)
     sequence_tables: set[str] = field(default_factory=set)
+    multi_tables: set[str] = field(default_factory=set)  # with a feature of lists, which are pooled
     labels: list[str] = field(default_factory=list)
+    labelled: list[str] = field(default_factory=list)  # the labels' columns
     undecided: dict[str, str] = field(default_factory=dict)
+    names: dict[str, set[str]] = field(default_factory=dict)  # taken, by what they name
 
 
 def draft(url: DataPath, labels: list[str]) -> Draft:
-    """A draft for the Parquet files of `url`; `labels`: label columns, where their names do not tell."""
-    first = find_files(url).files[0]
-    table, columns = describe(open_file(first), first.path)
-    if table.num_rows == 0:
-        raise InputError(f"{first.path}: no rows to learn from")
-    guess = _Guess()
+    """A draft for the Parquet files of `url`; `labels`: label columns, where their names do not tell.
+
+    InputError where there is nothing to learn from, or no label, or no feature: it names the columns.
+    """
+    found = find_files(url)
+    sample = describe(found.files)
+    left_out = dict(sample.left_out)
+    while True:
+        columns = [column for column in sample.columns if column.name not in left_out]
+        guess = _guess(url, columns, labels, left_out)
+        comments = [*found.notes("Beside these files"), *_left_out(guess.undecided)]
+        text = "".join(f"{line}\n" for line in [*_lines(guess, url, sample.rows), *comments])
+        spec = _loaded(url, text, guess)
+        whole, parts = _unread(url, spec)
+        if not parts:
+            return Draft(text + whole, sample.rows, guess.undecided)
+        if labelled := [f"label {column}: {reason}" for column, reason in parts.items() if column in guess.labelled]:
+            raise InputError(labelled)
+        left_out |= parts
+
+
+def _guess(url: DataPath, columns: list[Column], labels: list[str], left_out: dict[str, str]) -> _Guess:
+    guess = _Guess(undecided=dict(left_out))
     left = _labels(guess, columns, labels, shown(url))
     time, left = _row_roles(guess, left)
     left = _sequences(guess, left, time)
     for column in left:
         _feature(guess, column)
-    name = re.sub(r"\W", "_", first.path.rsplit("/", 1)[-1].removesuffix(".parquet"))
-    text = "\n".join(_lines(guess, shown(url), name, table.num_rows)) + "\n"
-    return Draft(text + _trial(url, text, table.num_rows), table.num_rows, guess.undecided)
+    return guess
+
+
+def _loaded(url: DataPath, text: str, guess: _Guess) -> FeatureSpec:
+    """The draft as a spec; where it is none, no column can be the feature that a spec needs."""
+    try:
+        return parse(text, "the draft")
+    except InputError as error:
+        if guess.categorical or guess.dense:
+            raise
+        reasons = [f"{printable(column)}: {printable(reason)}" for column, reason in guess.undecided.items()]
+        what = f"{shown(url)}: no column can be a feature besides the label" + (
+            " and the histories" * bool(guess.sequences)
+        )
+        raise InputError([what, *reasons]) from error
 
 
 def _labels(guess: _Guess, columns: list[Column], named: list[str], url: str) -> list[Column]:
     known = {column.name: column for column in columns}
-    problems = [f"{url}: --label {name}: no such column" for name in named if name not in known]
+    problems = [
+        f"{url}: --label {name}: {guess.undecided.get(name, 'no such column')}" for name in named if name not in known
+    ]
     problems += [
-        f"{url}: --label {name}: a label is 0 or 1; this column is {known[name].kind}, {known[name].seen()}"
+        f"{url}: --label {name}: a label is 0 or 1; this column is {known[name].type}, {known[name].seen()}"
         for name in named
         if name in known and not known[name].binary
     ]
     binary = [column.name for column in columns if column.binary and column.distinct == 2]
-    chosen = named or [name for name in binary if _LABEL.search(name)] or (binary if len(binary) == 1 else [])
+    chosen = (
+        list(dict.fromkeys(named))
+        or [name for name in binary if _LABEL.search(name)]
+        or (binary if len(binary) == 1 else [])
+    )
     if not chosen:
         seen = f"columns of 0 and 1: {', '.join(binary)}" if binary else "no column holds just 0 and 1"
         problems.append(f"{url}: which column is the label? Give --label COLUMN ({seen})")
@@ -97,15 +140,16 @@ def _labels(guess: _Guess, columns: list[Column], named: list[str], url: str) ->
         raise InputError(problems)
     why = "named by --label" if named else "0 and 1, and named like an outcome"
     for name in chosen:
-        guess.labels.append(f"{_entry(name)}}}  # {why}; {known[name].seen()}")
+        guess.labelled.append(name)
+        guess.labels.append(f"{_entry(guess, 'label', name)}}}  # {why}; {known[name].seen()}")
     return [column for column in columns if column.name not in chosen]
 
 
 def _row_roles(guess: _Guess, columns: list[Column]) -> tuple[Column | None, list[Column]]:
     """Finds the row's time, weight and domain, and columns that can't be a feature."""
-    times = [c for c in columns if not c.many and (pt.is_timestamp(c.kind) or (c.number and _TIME.search(c.name)))]
-    times.sort(key=lambda c: (c.name.lower() not in {"timestamp", "time", "ts"}, not pt.is_timestamp(c.kind)))
-    time = times[0] if times else None
+    clocks = [column for column in columns if not column.many and _tells_time(column)]
+    clocks.sort(key=lambda c: (c.name.lower() not in {"timestamp", "time", "ts"}, not c.clock, c.kind is Kind.DATES))
+    time = clocks[0] if clocks else None
     if time:
         guess.top.append(f"timestamp: {scalar(time.name)}  # named or typed like the row's time; {time.seen()}")
     left, has_domain, has_weight = [], False, False
@@ -113,12 +157,15 @@ def _row_roles(guess: _Guess, columns: list[Column]) -> tuple[Column | None, lis
         if column is time:
             continue
         unit = column.low is not None and column.low >= 0
-        if any(column is other for other in times):
+        whole = not column.many and unit and not column.missing
+        if any(column is other for other in clocks):
             guess.undecided[column.name] = "a second time"
-        elif not column.many and unit and _WEIGHT.fullmatch(column.name) and not has_weight:
+        elif _INDEX.fullmatch(column.name):
+            guess.undecided[column.name] = "the index of a pandas table"
+        elif whole and _WEIGHT.fullmatch(column.name) and not has_weight:
             guess.top.append(f"weight: {scalar(column.name)}  # by its name; {column.seen()}")
             has_weight = True
-        elif not column.many and column.integer and unit and _DOMAIN.fullmatch(column.name) and not has_domain:
+        elif whole and not has_domain and _is_domain(column):
             count = int(column.high or 0) + 1
             guess.top.append(
                 f"domain: {{column: {scalar(column.name)}, count: {count}}}  # by its name; {column.seen()}"
@@ -126,8 +173,6 @@ def _row_roles(guess: _Guess, columns: list[Column]) -> tuple[Column | None, lis
             has_domain = True
         elif _PREDICTION.search(column.name):
             guess.undecided[column.name] = "named like a prediction: as a feature it might tell the answer"
-        elif not (column.number or column.text or pt.is_timestamp(column.kind)):
-            guess.undecided[column.name] = f"type {column.kind} has no role"
         elif column.distinct <= 1:
             guess.undecided[column.name] = f"the same everywhere; {column.seen()}"
         else:
@@ -135,44 +180,52 @@ def _row_roles(guess: _Guess, columns: list[Column]) -> tuple[Column | None, lis
     return time, left
 
 
+def _tells_time(column: Column) -> bool:
+    """Timestamps and dates, and numbers that are named like a time."""
+    return column.clock or (column.kind in TIMES and bool(_TIME.search(column.name)))
+
+
+def _is_domain(column: Column) -> bool:
+    return column.integer and bool(_DOMAIN.fullmatch(column.name)) and (column.high or 0) < _MOST_DOMAINS
+
+
 def _sequences(guess: _Guess, columns: list[Column], time: Column | None) -> list[Column]:
     """Makes an event sequence of each list of times with the lists that are as long as it."""
     left = list(columns)
     for clock in columns:
-        if not clock.many or not (pt.is_timestamp(clock.kind) or (clock.number and _TIME.search(clock.name))):
+        if not clock.many or not _tells_time(clock) or not any(clock is column for column in left):
             continue
         left = [c for c in left if c is not clock]
-        members = [c for c in left if c.many and np.array_equal(c.lengths, clock.lengths)]
+        members = [c for c in left if c.many and not c.clock and np.array_equal(c.lengths, clock.lengths)]
         reason = _why_no_sequence(clock, members, time)
         if reason:
             guess.undecided[clock.name] = reason
             continue
         left = [c for c in left if not any(c is member for member in members)]
         name = re.sub(r"\W", "_", re.sub(rf"_?{_TIME.pattern}", "", clock.name, flags=re.I)).strip("_") or "history"
-        name = _free(name, "events")
+        name = _unique(guess, "sequence", _free(name, "events"))
         guess.sequences += [
             f"  - name: {scalar(name)}",
             f"    timestamps: {scalar(clock.name)}  # earlier than their row in all rows seen; {clock.seen()}",
             f"    max_length: {clock.lengths.max()}  # longest list seen",
         ]
-        _event_features(guess, members)
+        _event_features(guess, members, f"feature of {name}")
     return left
 
 
-def _event_features(guess: _Guess, members: list[Column]) -> None:
-    floats = [column for column in members if pt.is_floating(column.kind)]
+def _event_features(guess: _Guess, members: list[Column], what: str) -> None:
+    floats = [column for column in members if column.kind in (Kind.FLOATS, Kind.BOOLEANS)]
     guess.sequences.append("    ids:")
     for column in members:
         if not any(column is other for other in floats):
-            table = _table(guess, column, sequence=True)
-            guess.sequences.append(
-                f"      - {_entry(column.name, _stem(column.name))}, table: {scalar(table)}}}  # {column.seen()}"
-            )
+            entry, table = _entry(guess, what, column.name, _stem(column.name)), _table(guess, column, sequence=True)
+            guess.sequences.append(f"      - {entry}, table: {scalar(table)}}}  # {column.seen()}")
     if floats:
         guess.sequences.append("    floats:")
     for column in floats:
         log = ", log: true" if column.skewed else ""
-        guess.sequences.append(f"      - {_entry(column.name, _stem(column.name))}{log}}}  # {column.seen()}")
+        entry = _entry(guess, what, column.name, _stem(column.name))
+        guess.sequences.append(f"      - {entry}{log}}}  # {column.seen()}")
 
 
 def _why_no_sequence(clock: Column, members: list[Column], time: Column | None) -> str | None:
@@ -180,32 +233,35 @@ def _why_no_sequence(clock: Column, members: list[Column], time: Column | None) 
         return "a list of times, but no list of ids is as long as it in every row"
     if time is None:
         return "a list of times, but no column looks like the row's own time"
-    if pt.is_timestamp(time.kind) != pt.is_timestamp(clock.kind):
-        return f"a list of {clock.kind}, but the row's time is {time.kind}"
-    events, owner = as_times(clock.values), np.repeat(np.arange(clock.lengths.size), clock.lengths)
-    if not (events < as_times(time.values)[owner]).all():
+    if time.kind is not clock.kind and (time.clock or clock.clock):
+        return f"a list of {clock.type}, but the row's time is {time.type}"
+    owner = np.repeat(np.arange(clock.lengths.size), clock.lengths)
+    events, rows = times(clock.values), times(time.values).take(owner)
+    if not (events.known & rows.known & events.before(rows)).all():
         return f"a list of times, but some are not earlier than {time.name}"
-    if (np.diff(events) < 0)[np.diff(owner) == 0].any():
+    if events.take(slice(1, None)).before(events.take(slice(-1)))[np.diff(owner) == 0].any():
         return "a list of times, but not in order, oldest first"
     return None
 
 
 def _feature(guess: _Guess, column: Column) -> None:
     ids = column.text or (column.integer and (column.many or bool(_ID.search(column.name)) or column.distinct <= _FEW))
-    if pt.is_timestamp(column.kind):
+    if column.clock:
         guess.undecided[column.name] = "a list of times that belongs to no sequence"
     elif not ids and column.many:
-        guess.undecided[column.name] = f"a list of {column.kind} without a list of times as long as it"
+        guess.undecided[column.name] = f"a list of {column.type} without a list of times as long as it"
     elif ids and not column.many and column.numbers_rows:
         guess.undecided[column.name] = f"nearly every row has a value of its own; {column.seen()}"
     elif ids:
         multi = ", multi: true" if column.many else ""
         table = _table(guess, column, sequence=False)
-        guess.categorical.append(f"  - {_entry(column.name)}, table: {scalar(table)}{multi}}}  # {_why(column)}")
+        guess.categorical.append(
+            f"  - {_entry(guess, 'feature', column.name)}, table: {scalar(table)}{multi}}}  # {_why(column)}"
+        )
     else:
         log = ", log: true" if column.skewed else ""
         reason = " far above the median, so log" if log else ""
-        guess.dense.append(f"  - {_entry(column.name)}{log}}}  # {column.seen()}{reason}")
+        guess.dense.append(f"  - {_entry(guess, 'feature', column.name)}{log}}}  # {column.seen()}{reason}")
 
 
 def _why(column: Column) -> str:
@@ -220,24 +276,37 @@ def _why(column: Column) -> str:
 
 def _table(guess: _Guess, column: Column, sequence: bool) -> str:
     """The table for a column's ids: that of columns of the same stem (item_id, history_item), if it can be shared."""
-    name = _stem(column.name)
+    name = _free(_stem(column.name), "id")
     if column.many and not sequence and name in guess.sequence_tables:
-        name += "_bag"  # a pooled feature and a sequence can't share one
-    name = _free(name, "id")
-    members = guess.tables.setdefault(name, [])
-    if members and members[0].text != column.text:
-        name = _free(re.sub(r"\W", "_", column.name), "id")
-        members = guess.tables.setdefault(name, [])
-    members.append(column)
+        name += "_bag"
+    base, number = name, 1
+    while not _shares(guess, name, column, sequence):
+        number += 1
+        name = f"{base}_{number}"
+    guess.tables.setdefault(name, []).append(column)
     if sequence:
         guess.sequence_tables.add(name)
+    elif column.many:
+        guess.multi_tables.add(name)
     return name
+
+
+def _shares(guess: _Guess, name: str, column: Column, sequence: bool) -> bool:
+    """Whether a table of this name, if there is one, can take the column: pooled and unpooled ids can't share one."""
+    members = guess.tables.get(name, [])
+    pooled = guess.multi_tables if sequence else guess.sequence_tables if column.many else set()
+    return not members or (members[0].text == column.text and name not in pooled)
 
 
 def _stem(name: str) -> str:
     stem = re.sub(rf"^{_HISTORY}_|_{_HISTORY}$", "", name, flags=re.I)
     stem = re.sub(r"(_ids?|(?<!s)s)$", "", stem, flags=re.I)
-    return re.sub(r"\W", "_", stem) or name
+    return _word(stem or name)
+
+
+def _word(text: str) -> str:
+    """`text` as a name that a spec takes."""
+    return re.sub(r"[^\w-]", "_", text)
 
 
 def _free(name: str, kind: str) -> str:
@@ -245,9 +314,20 @@ def _free(name: str, kind: str) -> str:
     return f"{name}_{kind}" if name in TAKEN else name
 
 
-def _entry(column: str, name: str | None = None) -> str:
-    """`{name: …` with `, column: …` where the feature's name differs; the caller closes the brace."""
-    name = re.sub(r"[^\w-]", "_", column) if name is None else name
+def _unique(guess: _Guess, what: str, name: str) -> str:
+    """The name, with a number behind it where another `what` has it."""
+    taken = guess.names.setdefault(what, set())
+    base, number = name, 1
+    while name in taken:
+        number += 1
+        name = f"{base}_{number}"
+    taken.add(name)
+    return name
+
+
+def _entry(guess: _Guess, what: str, column: str, name: str | None = None) -> str:
+    """`{name: …` with `, column: …` where the name of the new `what` differs; the caller closes the brace."""
+    name = _unique(guess, what, _word(column) if name is None else name)
     return f"{{name: {scalar(name)}" + ("" if name == column else f", column: {scalar(column)}")
 
 
@@ -255,9 +335,9 @@ def _table_line(name: str, columns: list[Column]) -> str:
     low = min((column.low for column in columns if column.low is not None), default=0.0)
     high = max((column.high for column in columns if column.high is not None), default=0.0)
     distinct = max(column.distinct for column in columns)
-    used = ", ".join(column.name for column in columns)
+    used = ", ".join(printable(column.name) for column in columns)
     if not columns[0].text and low >= 0 and high < max(10 * distinct, 1000):
-        reason = f"integers 0 … {high:g}, and one row for unknown ids"
+        reason = f"integers 0 … {high}, and one row for unknown ids"
         return f"  - {{name: {scalar(name)}, rows: {int(high) + 2}}}  # {used}: {reason}"
     rows = 1 << (4 * distinct).bit_length()
     reason = (
@@ -266,10 +346,11 @@ def _table_line(name: str, columns: list[Column]) -> str:
     return f"  - {{name: {scalar(name)}, rows: {rows}, ids: hash}}  # {used}: {reason}"
 
 
-def _lines(guess: _Guess, url: str, name: str, rows: int) -> Iterator[str]:
-    command = f"gemctl data spec {paths.word(url)}"
+def _lines(guess: _Guess, url: DataPath, rows: int) -> Iterator[str]:
+    command = printable(f"gemctl data spec {' '.join(map(paths.word, urls(url)))}")
     yield f"# Drafted by `{command}` from the first {rows:,} rows: read every line before you train."
-    yield f"name: {scalar(name)}"
+    file = urls(url)[0].rstrip("/").rsplit("/", 1)[-1]
+    yield f"name: {scalar(_word(re.sub(r'[.](parquet|pq|parq)$', '', file, flags=re.I)) or 'data')}"
     yield from guess.top
     tables = [_table_line(table, columns) for table, columns in guess.tables.items()]
     yield "tables:" if tables else "tables: []"
@@ -283,17 +364,50 @@ def _lines(guess: _Guess, url: str, name: str, rows: int) -> Iterator[str]:
         if lines:
             yield f"{key}:"
             yield from lines
-    if guess.undecided:
+
+
+def _left_out(reasons: dict[str, str]) -> Iterator[str]:
+    if reasons:
         yield "# Left out:"
-        yield from (f"#   {column}: {reason}" for column, reason in guess.undecided.items())
+        yield from (f"#   {printable(column)}: {printable(reason)}" for column, reason in reasons.items())
 
 
-def _trial(url: DataPath, text: str, rows: int) -> str:
-    """Reads the sample with the draft; what goes wrong, as comments."""
-    spec = parse(text, "the draft")
+def _unread(url: DataPath, spec: FeatureSpec) -> tuple[str, dict[str, str]]:
+    """Reads the first rows, of all schemas, with the draft. What goes wrong: by column, or, where no column alone is to
+    blame, as comments."""
+    problems = _problems(url, spec)
+    if not problems:
+        return "", {}
+    found = {column: wrong[0] for column, part in _parts(spec) if (wrong := _problems(url, part))}
+    lines = "".join(f"#   {printable(problem)}\n" for problem in problems)
+    return f"# These rows can't be read with this draft; mend them or the draft:\n{lines}", found
+
+
+def _problems(url: DataPath, spec: FeatureSpec) -> list[str]:
     try:
-        ParquetSource(url, spec).read(np.arange(rows))
+        source = ParquetSource(url, spec)
+        source.read(np.arange(min(SAMPLE_ROWS, source.row_count)))
+        source.close()
     except InputError as error:
-        lines = "\n".join(f"#   {problem}" for problem in error.problems)
-        return f"# These rows can't be read with this draft; mend them or the draft:\n{lines}\n"
-    return ""
+        return error.problems
+    return []
+
+
+def _parts(spec: FeatureSpec) -> Iterator[tuple[str, FeatureSpec]]:
+    """Specs of one column each, or of one sequence by the column of its times; first the labels', alone."""
+    bare = replace(
+        spec, labels=[], tables=[], categorical=[], dense=[], sequences=[], domain=None, weight=None, timestamp=None
+    )
+    for label in spec.labels:
+        yield label.column or label.name, replace(bare, labels=[label])
+    for feature in spec.categorical:
+        yield feature.column or feature.name, replace(bare, tables=spec.tables, categorical=[feature])
+    for dense in spec.dense:
+        yield dense.column or dense.name, replace(bare, dense=[dense])
+    if spec.domain:
+        yield spec.domain.column, replace(bare, domain=spec.domain)
+    if spec.weight:
+        yield spec.weight, replace(bare, weight=spec.weight)
+    for sequence in spec.sequences:
+        part = replace(bare, tables=spec.tables, timestamp=spec.timestamp, sequences=[sequence])
+        yield sequence.timestamps, part

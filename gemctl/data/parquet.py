@@ -18,10 +18,12 @@ import pyarrow.parquet as pq
 from gemctl.data.columns import Seen, column_uses, disagreements, look
 from gemctl.data.decode import Place, decode
 from gemctl.data.files import DataFile, DataPath, find_files
+from gemctl.data.footers import READ_BYTES, read_values
 from gemctl.data.rows import RowBlock, concatenate
 from gemctl.errors import InputError
 from gemctl.specs.data import FeatureSpec
 
+GIB = 1 << 30
 MOST_OPEN = 32  # data sets have more files than a process may open
 
 
@@ -71,6 +73,21 @@ class ParquetSource:
         if not pieces:
             return self._empty()
         return concatenate(pieces).take(np.argsort(np.concatenate(positions)))
+
+    def check_memory(self, memory: int) -> None:
+        """InputError that names each row group which a host with `memory` bytes can't read."""
+        problems = []
+        for file, footer in zip(self._files, self._footers, strict=True):
+            for group, values in enumerate(read_values(footer, self._needed)):
+                if values * READ_BYTES > memory:
+                    rows = footer.row_group(group).num_rows
+                    problems.append(
+                        f"{file.path}: row group {group}: {rows:,} rows with {values:,} values in the columns that are "
+                        f"needed: reading it takes about {values * READ_BYTES / GIB:.1f} GiB, but a host has "
+                        f"{memory / GIB:.1f}; write smaller row groups, or shorter lists"
+                    )
+        if problems:
+            raise InputError(problems)
 
     def close(self) -> None:
         """Closes the files."""

@@ -6,11 +6,13 @@ valued feature as one id: the plan then says that it assumed so.
     gemctl plan experiment=main        # shows the mean lengths and where they come from
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gemctl.config.schema import DataConfig
+from gemctl.data.columns import column_uses
 from gemctl.data.files import DataPath, find_files, shown
+from gemctl.data.footers import leaves, read_values
 from gemctl.errors import InputError
 from gemctl.specs.data import FeatureSpec
 
@@ -27,11 +29,12 @@ class DataFacts:
     groups: int | None  # row groups of the whole data set; None: unknown
     mean_events: dict[str, float]
     mean_ids: dict[str, float]
+    largest_read: int = 0  # values of the needed columns in the row group that has most, before any cut; 0: unknown
 
 
 def data_facts(data: DataConfig, spec: FeatureSpec) -> DataFacts:
     """The facts of `data.train`; never fails: what cannot be read is assumed (reading it is the loader's job)."""
-    facts = _from_footers(data.train, spec)
+    facts = _from_footers(data, spec)
     if facts is None:
         groups = -(-data.synthetic.rows // ROW_GROUP) if data.synthetic else None
         full = {sequence.name: float(sequence.max_length) for sequence in spec.sequences}
@@ -39,15 +42,13 @@ def data_facts(data: DataConfig, spec: FeatureSpec) -> DataFacts:
         source = f"assumed: {shown(data.train)} is not there, every history is full"
         facts = DataFacts(source, ROW_GROUP, groups, full, single)
     if data.histories == "empty":
-        facts = DataFacts(
-            facts.source, facts.group_rows, facts.groups, dict.fromkeys(facts.mean_events, 0.0), facts.mean_ids
-        )
+        facts = replace(facts, mean_events=dict.fromkeys(facts.mean_events, 0.0))
     return facts
 
 
-def _from_footers(url: DataPath, spec: FeatureSpec) -> DataFacts | None:
+def _from_footers(data: DataConfig, spec: FeatureSpec) -> DataFacts | None:
     try:
-        footers, share = _footers(url)
+        footers, share = _footers(data.train)
     except (InputError, OSError, ValueError):  # not there or not Parquet: pyarrow's errors are ValueErrors
         return None
     groups = [footer.row_group(number) for footer in footers for number in range(footer.num_row_groups)]
@@ -63,7 +64,9 @@ def _from_footers(url: DataPath, spec: FeatureSpec) -> DataFacts | None:
     events = {s.name: min(mean(s.timestamps), float(s.max_length)) for s in spec.sequences}
     ids = {feature.name: mean(feature.column or feature.name) for feature in spec.categorical if feature.multi}
     largest = max(group.num_rows for group in groups)
-    return DataFacts("Parquet footers", largest, round(len(groups) / share), events, ids)
+    needed = [use.column for use in column_uses(spec, histories=data.histories == "keep")]
+    read = max(values for footer in footers for values in read_values(footer, needed) or [0])
+    return DataFacts("Parquet footers", largest, round(len(groups) / share), events, ids, read)
 
 
 def _footers(url: DataPath) -> tuple[list[Any], float]:
@@ -78,15 +81,7 @@ def _footers(url: DataPath) -> tuple[list[Any], float]:
 
 def _values(footer: Any, column: str) -> int | None:
     """Values in a column, those of a list one by one; None where there is no such column."""
-    position = 0
-    for field in footer.schema.to_arrow_schema():  # a leaf's path does not tell: names may have dots
-        if field.name == column:
-            groups = (footer.row_group(number) for number in range(footer.num_row_groups))
-            return sum(group.column(position).num_values for group in groups)
-        position += _leaves(field.type)
-    return None
-
-
-def _leaves(type_: Any) -> int:
-    """Parquet columns that a column of this Arrow type is stored in."""
-    return sum(_leaves(type_.field(index).type) for index in range(type_.num_fields)) or 1
+    where = leaves(footer.schema.to_arrow_schema(), footer.num_columns).get(column)
+    if where is None:
+        return None
+    return sum(footer.row_group(number).column(where).num_values for number in range(footer.num_row_groups))

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gemctl.config.schema import Config
+from gemctl.data.footers import READ_BYTES
 from gemctl.mesh.axes import Axis
 from gemctl.mesh.topology import Topology
 from gemctl.plan.activations import activation_floats
@@ -231,11 +232,17 @@ def _data(given: Inputs) -> list[MemoryObject]:
             "input batches", batches * given.rows * per_row,
             f"{batches} batches · {given.rows} rows · {per_row:.0f} bytes", HOST, True,
         ),
-        _same(
-            "row groups read", held * given.facts.group_rows * per_row,
-            f"{held} row groups · {given.facts.group_rows} rows · {per_row:.0f} bytes", HOST, True,
-        ),
+        _row_groups(held, given.facts, per_row),
     ]  # fmt: skip
+
+
+def _row_groups(held: int, facts: DataFacts, per_row: float) -> MemoryObject:
+    """Those held after the cut to `max_length`, or, where that is more, the largest one while it is read whole."""
+    kept, read = held * facts.group_rows * per_row, facts.largest_read * READ_BYTES
+    formula = f"{held} row groups · {facts.group_rows} rows · {per_row:.0f} bytes"
+    if read > kept:
+        formula = f"{facts.largest_read} values of the largest row group · {READ_BYTES} bytes, as it is read whole"
+    return _same("row groups read", max(kept, read), formula, HOST, True)
 
 
 def row_bytes(spec: FeatureSpec, facts: DataFacts) -> float:

@@ -6,6 +6,7 @@ rank that waits for nobody.
 """
 
 import dataclasses
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from typing import Any
 
 from gemctl.recover.records import RankRecord, Records
 from gemctl.run.attempt import Attempt
+from gemctl.run.process import WORDLESS
 from gemctl.run.stages import STAGES
 
 # What a rank says when another one has gone, or does not answer.
@@ -31,6 +33,7 @@ JOIN = re.compile(r"/(threading|queue|concurrent/futures/_base)\.py$")
 MEMORY = re.compile(
     r"^(MemoryError|OutOfMemoryError)\b|out of memory|(can.?t|cannot|could not) allocate memory", re.IGNORECASE
 )
+EXCEPTION = re.compile(r"([A-Za-z_]\w*\.)*[A-Z]\w*(Error|Exception|Interrupt|Exit): ")  # the last line of a traceback
 NAMED = 8  # hosts or ranks that are named of those that were lost together, or did the same
 GROUPS = 3  # of ranks that did the same
 LINES, LINE_BYTES = 5, 300  # of a process's output
@@ -91,7 +94,8 @@ def root_cause(
     """
     cause = _first_cause(attempt, ranks, hung_for, agent, node)
     if cause.rank is None:
-        return dataclasses.replace(cause, lines=_last_lines(attempt.agent_output(node)))
+        lines = _last_lines(attempt.agent_output(node))
+        return dataclasses.replace(cause, lines=lines, detail=_explained(cause.detail, lines, attempt.path))
     stacks = _stacks(attempt, ranks) if cause.kind == "hang" else {}
     others = [record for record in ranks if record.rank != cause.rank]
     return dataclasses.replace(cause, lines=_last_lines(attempt.rank_output(cause.rank)), others=_doing(others, stacks))
@@ -120,7 +124,7 @@ def _first_cause(
     if lost:
         first = min(lost, key=_failure_time)
         return _of_rank(attempt, first, "peer", f"{_exception(first)} (no rank failed before it)")
-    detail = f"the agent failed: {agent}" if agent else "the agent ended without a word"
+    detail = f"the agent failed: {agent}" if agent else f"the agent failed: {WORDLESS}"
     return Cause("agent", None, None, None, detail, attempt.in_run(attempt.agent_output(node)))
 
 
@@ -215,6 +219,17 @@ def _stacks(attempt: Attempt, ranks: Sequence[RankRecord]) -> dict[int, list[Thr
         for rank, file in files.items()
         if file.exists()
     }
+
+
+def _explained(detail: str, lines: list[str], folder: Path) -> str:
+    """What is known of an agent that could not record why it failed: its last words, or that the disk is full."""
+    if WORDLESS not in detail:
+        return detail
+    if lines and EXCEPTION.match(lines[-1]):
+        return detail.replace(WORDLESS, lines[-1])
+    disk = os.statvfs(folder)
+    full = min(disk.f_bavail, disk.f_favail if disk.f_files else 1) <= 0
+    return f"{detail} (the disk of {folder} is full)" if full else detail
 
 
 def _last_lines(output: Path) -> list[str]:

@@ -16,18 +16,19 @@ from typing import Any, Literal, Protocol
 
 from gemctl.config.schema import RecoverConfig
 from gemctl.durable import create
-from gemctl.errors import TERMINATED, GemctlError, Interrupted, TooFewHosts
+from gemctl.errors import TERMINATED, GemctlError, InputError, Interrupted, TooFewHosts
 from gemctl.recover.budgets import MEANING, History, Kind
 from gemctl.recover.cause import FINAL, Cause, lost_hosts, root_cause
 from gemctl.recover.records import Records
 from gemctl.recover.signals import TIME_LIMIT, Asked
 from gemctl.run import requests
 from gemctl.run.attempt import Attempt, Base, claim
-from gemctl.run.conclusion import describe, hint
+from gemctl.run.conclusion import describe, hint, saved_step
 from gemctl.run.directory import RunDir
 from gemctl.run.files import JsonLog, read_log
-from gemctl.run.manifest import Checkpoint, check_file, check_size, newest_verified, valid_checkpoints, verify
+from gemctl.run.manifest import Checkpoint, check_file, check_size
 from gemctl.run.rollback import distrusts, passed_over
+from gemctl.run.selection import from_scratch, newest_verified
 
 POLL = 0.02
 AGENT_POLL = 0.2  # seconds between looks at what costs more: the agent's process, the attempts' folder
@@ -58,7 +59,8 @@ class Prepared:
     other files by name, as text.
 
     `first`: number of the first attempt of its submission; budgets count from there. `base`: what a preflight has
-    verified just now for the first attempt to start from. `first_request`: the first that nobody has looked at.
+    verified just now for the first attempt to start from; without a checkpoint: what the user has told it to do.
+    `first_request`: the first that nobody has looked at.
     """
 
     config: str
@@ -102,7 +104,8 @@ def run_attempts(
     """Runs attempt `number` of the run, and others after failures as the budgets allow.
 
     Returns when the run has finished, or was stopped by a request. Raises RunFailed with the root cause, Interrupted
-    after a Ctrl-C or SIGTERM to this process (exit code 130, 143), or Requeue after a SIGUSR1 within its budget.
+    after a Ctrl-C or SIGTERM to this process (exit code 130, 143), Requeue after a SIGUSR1 within its budget, or
+    InputError where the run has checkpoints and must not go on without them unless told so.
     """
     _Supervisor(run, prepared, recover, agents, follower).run_from(number)
 
@@ -171,7 +174,11 @@ class _Supervisor:
         create(attempt.plan, self.prepared.plan)
         for name, text in self.prepared.inputs.items():
             create(attempt.path / name, text)
-        base = self._base(number)
+        try:
+            base = self._base()
+        except InputError as error:
+            line = self._give_up(attempt, Cause("checkpoint", None, None, None, str(error), None))
+            raise InputError(describe(self.run, line)) from error
         attempt.write_base(base)
         self._note_start(attempt, base)
         self.agents.submit(attempt)
@@ -185,12 +192,17 @@ class _Supervisor:
             hosts = isinstance(error, TooFewHosts)
             lost = isinstance(error, TooFewHosts) and error.lost
             cause = Cause("host" if hosts else "agent", None, None, None, str(error), None)
-            end = _End("failed", None, cause, "preemption" if lost else "startup")
-            self._note_start(attempt, Base(None, 0))
-            line = self._line(attempt, end) | {"again": lost, "refusal": None}
-            self.history.add(line)
-            self._record(attempt, line)
+            self._give_up(attempt, cause, "preemption" if lost else "startup", lost)
             raise
+
+    def _give_up(self, attempt: Attempt, cause: Cause, kind: Kind | None = None, again: bool = False) -> dict[str, Any]:
+        """Ends an attempt that no rank has begun; what is written of it."""
+        self._kill_all()
+        self._note_start(attempt, Base(None, 0))
+        line = self._line(attempt, _End("failed", None, cause, kind)) | {"again": again, "refusal": None}
+        self.history.add(line)
+        self._record(attempt, line)
+        return line
 
     def _note_start(self, attempt: Attempt, base: Base) -> None:
         facts = dataclasses.asdict(base)
@@ -199,27 +211,34 @@ class _Supervisor:
         self.log.write(line)
         self.log.sync()
 
-    def _base(self, number: int) -> Base:
-        """What attempt `number` starts from. Its ranks hash what they load, each its share, so names and sizes are
-        enough here, unless ranks have just refused some."""
-        check = check_file if self.reread else check_size
-        given = self.prepared.base if number == self.prepared.first else None
+    def _base(self) -> Base:
+        """What the next attempt starts from. Its ranks hash what they load, each its share, so names and sizes are
+        enough here, unless ranks have just refused some. InputError as newest_verified raises it."""
+        given = self._given()
 
-        def faults(found: Checkpoint) -> list[str]:
+        def declined(found: Checkpoint) -> str | None:
             if given is not None and found.step >= given.step and found.path.name != given.checkpoint:
-                return [f"{found.path}: was not whole when this was submitted"]
-            if why := self.history.distrusted.get(found.path.name):
-                return [f"{found.path}: {why}"]
-            return verify(found.path, check)
+                return "was not whole when this was submitted"
+            return self.history.distrusted.get(found.path.name)
 
-        checkpoint, refused = newest_verified(self.run, faults)
-        for reason in refused if given is None else []:  # who gave it has said why
+        if given is not None and given.checkpoint is None:
+            choice = from_scratch(self.run)
+        else:
+            choice = newest_verified(self.run, check_file if self.reread else check_size, declined)
+        for reason in choice.passed_over if given is None else []:  # who gave it has said why
             self.follower.note(f"checkpoint passed over: {reason}")
-        name, step = (checkpoint.path.name, checkpoint.step) if checkpoint is not None else (None, 0)
+        found = choice.checkpoint
+        name, step = (found.path.name, found.step) if found is not None else (None, 0)
+        left_alone = sorted({*choice.left_alone, *(given.left_alone if given is not None else [])})
         over = passed_over(self.run.attempts(), step)
         if over:
             self.follower.note(f"batches passed over, as a gradient was not finite: steps {', '.join(map(str, over))}")
-        return Base(name, step, over)
+        return Base(name, step, over, left_alone)
+
+    def _given(self) -> Base | None:
+        """What the submission has said, until an attempt of it has started from there."""
+        own = [attempt for attempt in self.run.attempts() if attempt.number >= self.prepared.first]
+        return None if any(attempt.started_from() for attempt in own) else self.prepared.base
 
     def _follow(self, attempt: Attempt) -> tuple[_End, Records]:
         """Waits for the attempt's end; whatever has to be killed is killed when this returns."""
@@ -389,9 +408,8 @@ class _Supervisor:
 
     def _line(self, attempt: Attempt, end: _End) -> dict[str, Any]:
         """What supervisor.jsonl and end.json say of an attempt's end. `saved`: steps in the newest checkpoint."""
-        saved = valid_checkpoints(self.run)
         line: dict[str, Any] = {"event": "end", "attempt": attempt.number, "outcome": end.outcome, "time": time.time()}
-        line |= {"step": end.step, "saved": saved[0].step if saved else 0, "kind": end.kind}
+        line |= {"step": end.step, "saved": saved_step(self.run) or 0, "kind": end.kind}
         if end.signal is not None:
             line["signal"] = end.signal
         if name := distrusts(self.run.attempts()):

@@ -1,7 +1,8 @@
 """Checkpoints in the terminal: lists, faults, differences, exports. Lines are as long as their names: none is cut."""
 
 from gemctl.render.units import DASH, binary, count
-from gemctl.run.checkpoints import Comparison, Difference, Exported, Listed, Listing, Verified
+from gemctl.run.checkpoints import Comparison, Difference, Exported, Listed, Listing, Pruned, Verified
+from gemctl.run.manifest import folder_name
 
 
 def listing(value: Listing) -> str:
@@ -20,7 +21,23 @@ def listing(value: Listing) -> str:
 
 
 def _listed(one: Listed) -> list[str]:
-    return [one.name, count(one.world), count(one.tensors), binary(one.bytes)]
+    own = folder_name(one.step, one.attempt)
+    return [
+        one.name if one.name == own else f"{one.name} (it holds {own})",
+        count(one.world),
+        count(one.tensors),
+        binary(one.bytes),
+    ]
+
+
+def pruned(value: Pruned) -> str:
+    """Each folder with its reasons, and what could not be deleted."""
+    if not value.folders:
+        return f"{value.run}: every checkpoint folder can be used; nothing to delete"
+    lines = ["would delete:" if value.dry_run else "deleted:"]
+    for one in value.folders:
+        lines += [f"  {one.path} ({binary(one.bytes)})", *(f"    {reason}" for reason in one.reasons)]
+    return "\n".join([*lines, *(f"cannot be deleted: {problem}" for problem in value.failed)])
 
 
 def verified(value: Verified) -> str:
@@ -28,7 +45,7 @@ def verified(value: Verified) -> str:
     lines = []
     for path, faults in value.faults.items():
         lines += [
-            f"{path}: {'damaged' if faults else 'whole, every hash matches'}",
+            f"{path}: {'cannot be used' if faults else 'whole, every hash matches'}",
             *(f"  {fault}" for fault in faults),
         ]
     return "\n".join(lines)

@@ -5,6 +5,7 @@ from typing import Any
 from gemctl.data.drafting import Draft
 from gemctl.data.importing import Imported
 from gemctl.data.synthetic import SyntheticLog
+from gemctl.specs.yaml_file import printable
 
 
 def imported(value: Imported) -> Any:
@@ -36,5 +37,7 @@ def draft(value: Draft) -> str:
     """The draft itself, or where it went and what it leaves open."""
     if value.path is None:
         return value.text.rstrip("\n")
-    left_out = "".join(f"\n  left out {name}: {reason}" for name, reason in value.undecided.items())
+    left_out = "".join(
+        f"\n  left out {printable(name)}: {printable(reason)}" for name, reason in value.undecided.items()
+    )
     return f"{value.path}: drafted from the first {value.rows_seen:,} rows; read every line before you train{left_out}"

@@ -58,8 +58,8 @@ def _identity(value: Report) -> Section:
     rows = [
         ["run", f"{run['name']}/{run['run_id']}"],
         ["directory", value.path],
-        ["command", shlex.join(run["command"])],
-        ["made", f"{date(run['created'])} on {run['host']}"],
+        ["command", shlex.join(run.get("command", [])) or DASH],  # run.json may be cut
+        ["made", f"{date(run['created'])} on {run.get('host', DASH)}"],
         ["commit", commit],
         ["versions", versions],
         ["state", f"{value.outcome}, {value.step} of {value.steps or DASH} steps on {plural(last.ranks, 'rank')}"],

@@ -12,7 +12,8 @@ def preflight(value: Preflight) -> Any:
     from rich.console import Group
     from rich.table import Table
 
-    start = f"from {value.checkpoint} (step {value.step})" if value.checkpoint else "from the start (no checkpoint)"
+    none = "--from-scratch" if value.left_alone else "no checkpoint"
+    start = f"from {value.checkpoint} (step {value.step})" if value.checkpoint else f"from the start ({none})"
     ranks = f"{value.ranks_before} → {value.ranks}" if value.ranks_before not in {None, value.ranks} else value.ranks
     run = Path(value.run)
     head = f"resume {run.parent.name}/{run.name}\nattempt {value.attempt} {start} to step {value.steps}, ranks: {ranks}"

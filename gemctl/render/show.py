@@ -30,6 +30,7 @@ RENDERERS = {
     "gemctl.config.schema.Config": "gemctl.render.config:config",
     "gemctl.run.checkpoints.Listing": "gemctl.render.checkpoint:listing",
     "gemctl.run.checkpoints.Exported": "gemctl.render.checkpoint:exported",
+    "gemctl.run.checkpoints.Pruned": "gemctl.render.checkpoint:pruned",
     "gemctl.run.checkpoints.Verified": "gemctl.render.checkpoint:verified",
     "gemctl.data.drafting.Draft": "gemctl.render.data:draft",
     "gemctl.data.synthetic.SyntheticLog": "gemctl.render.data:synthetic_log",

@@ -20,7 +20,8 @@ def run_list(value: "RunList") -> "Group":
     from rich.text import Text
 
     runs = _runs(value.runs) if value.runs else Text(f"no runs below {value.root}")
-    return Group(runs, *(Text(f"cannot be read: {problem}") for problem in value.unreadable))
+    older = [Text(f"{value.older:,} older runs: gemctl list --last 0")] if value.older else []
+    return Group(*older, runs, *(Text(f"cannot be read: {problem}") for problem in value.unreadable))
 
 
 def _runs(runs: "list[RunStatus]") -> "Table":
@@ -32,6 +33,7 @@ def _runs(runs: "list[RunStatus]") -> "Table":
         last = run.attempts[-1] if run.attempts else None
         step = "–" if last is None or last.step is None else str(last.step)
         saved = "–" if run.checkpoint_step is None else f"step {run.checkpoint_step}"
+        saved = "unusable" if run.checkpoint_step is None and run.unusable is not None else saved
         state = Text(_state(run))
         table.add_row(run.run_id, Text(run.name), state, _time(run.created), str(len(run.attempts)), step, saved)
     return table
@@ -50,6 +52,7 @@ def run_status(value: "RunStatus") -> "Group":
 
     saved = "none" if value.checkpoint is None else f"{value.checkpoint} ({value.checkpoint_step} steps)"
     lines = [f"{value.run_id} ({value.name}): {value.state}", value.path, f"newest checkpoint: {saved}"]
+    lines += [f"cannot be used: {value.unusable}"] if value.unusable is not None else []
     lines += [_submission(value.submission)] if value.submission is not None else []
     concluded = value.attempts[-1:] if value.conclusion is not None else []
     told = [f"attempt {one.attempt}: {one.cause}" for one in value.attempts if one.cause and one not in concluded]

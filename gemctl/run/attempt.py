@@ -33,7 +33,7 @@ from typing import Any
 
 from gemctl.durable import read, sync_folder
 from gemctl.errors import InputError
-from gemctl.run.files import create_json, is_whole, read_json, read_whole
+from gemctl.run.files import Record, create_json, is_whole, read_json, read_whole
 
 PATIENCE = 5.0  # seconds, at least, without a beat after which an attempt counts as dead
 LAST_BEAT = 2.0  # seconds that the end of the beating may wait for a host that is not reached
@@ -73,31 +73,45 @@ class Base:
     checkpoint: str | None  # its folder's name below checkpoints/; None: from the start
     step: int  # steps that are done in it
     passed_over: list[int] = field(default_factory=list)  # later steps whose batches are not looked at (from 0)
+    left_alone: list[str] = field(default_factory=list)  # published checkpoints that it goes on without: kept
+
+
+class _Named:
+    """The path of a folder's file, made when asked for: a list of runs reads few files of many folders."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, folder: Any, kind: type) -> Path:
+        return Path(folder.path, self._name)
 
 
 class Attempt:
     """The files of one attempt; its folder exists."""
 
+    claim_file = _Named("claim.json")
+    base_file = _Named("base.json")
+    heartbeat = _Named("heartbeat")
+    config = _Named("config.yaml")
+    plan = _Named("plan.json")
+    mesh = _Named("mesh.json")
+    request = _Named("request.json")
+    ledger = _Named("ledger.jsonl")
+    metrics = _Named("metrics.jsonl")
+    rollup = _Named("rollup.jsonl")
+    loaded = _Named("loaded.json")
+    saves = _Named("saves.jsonl")
+    rolled_back = _Named("rolled_back.json")
+    tensorboard = _Named("tb")
+    logs = _Named("logs")
+    ranks = _Named("ranks")
+    kill_order = _Named("kill.json")
+    end_file = _Named("end.json")
+
     def __init__(self, path: Path) -> None:
         self.path = path
         self.number = int(path.name)
-        self.claim_file = path / "claim.json"
-        self.base_file = path / "base.json"
-        self.heartbeat = path / "heartbeat"
-        self.config = path / "config.yaml"
-        self.plan = path / "plan.json"
-        self.mesh = path / "mesh.json"
-        self.request = path / "request.json"
-        self.ledger = path / "ledger.jsonl"
-        self.metrics = path / "metrics.jsonl"
-        self.loaded = path / "loaded.json"
-        self.saves = path / "saves.jsonl"
-        self.rolled_back = path / "rolled_back.json"
-        self.tensorboard = path / "tb"
-        self.logs = path / "logs"
-        self.ranks = path / "ranks"
-        self.kill_order = path / "kill.json"
-        self.end_file = path / "end.json"
+        self._read: dict[Path, Record] = {}
 
     def agent_log(self, node: int) -> Path:
         return self.path / f"agent-{node}.jsonl"
@@ -133,7 +147,13 @@ class Attempt:
     @property
     def claimed(self) -> bool:
         """False for a moment after the folder is made, and for ever if its maker or its host's power died then."""
-        return read_whole(self.claim_file) is not None
+        return self._once(self.claim_file) is not None
+
+    def _once(self, path: Path) -> Record | None:
+        """What is in a file that is written once and then kept as it is; None if it is not there, or cut."""
+        if path not in self._read and (found := read_whole(path)) is not None:
+            self._read[path] = found
+        return self._read.get(path)
 
     @property
     def configured(self) -> bool:
@@ -146,14 +166,14 @@ class Attempt:
         return self.claim().patience if self.claimed else PATIENCE
 
     def claim(self) -> Claim:
-        return Claim(**read_json(self.claim_file).fields(Claim))
+        return Claim(**(self._once(self.claim_file) or read_json(self.claim_file)).fields(Claim))
 
     def base(self) -> Base:
         return Base(**read_json(self.base_file).fields(Base))
 
     def started_from(self) -> Base | None:
         """As `base`; None where it has not come to say so, or a power loss has cut what it said."""
-        base = read_whole(self.base_file)
+        base = self._once(self.base_file)
         return None if base is None else Base(**base.fields(Base))
 
     def write_base(self, base: Base) -> None:
@@ -177,7 +197,7 @@ class Attempt:
         """How the attempt ended: `outcome` (finished, stopped, preempted, killed, failed), `step`, steps `saved`, the
         budget (`kind`) that it costs, the `signal` that stopped it, the `cause`. None: it did not say.
         """
-        return read_whole(self.end_file)
+        return self._once(self.end_file)
 
     def write_end(self, outcome: str, **facts: Any) -> None:
         create_json(self.end_file, {"outcome": outcome, "time": time.time(), **facts})

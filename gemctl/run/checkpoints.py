@@ -3,27 +3,30 @@
 gemctl checkpoint list RUN
 """
 
+import shutil
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from gemctl.errors import InputError
-from gemctl.run.directory import find
+from gemctl.run.directory import RunDir, find
 from gemctl.run.manifest import (
+    DELETED,
     FILE_NAME,
     FOLDER,
     Checkpoint,
     check_size,
     checkpoints,
-    file_faults,
     read,
-    valid_checkpoints,
     verify,
 )
+from gemctl.run.reading import listed
 
 
 @dataclass(frozen=True)
 class Listed:
-    """One checkpoint folder. `flaw`: why it does not count. The rest is None without a manifest; `bytes`: all files."""
+    """One checkpoint folder. `flaw`: why it does not count. The rest is None without a manifest; `bytes`: all files.
+    `step`, `attempt`: as its manifest says; the folder's `name` is another's if it was moved."""
 
     name: str
     step: int
@@ -53,6 +56,30 @@ class Exported:
     files: list[str]
     tensors: int
     bytes: int
+
+
+@dataclass(frozen=True)
+class Unusable:
+    """A checkpoint folder that no attempt can start from, and why. `bytes`: of its files that can be seen."""
+
+    path: str
+    reasons: list[str]
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """What `gemctl checkpoint prune` deletes, or would delete (`dry_run`). `failed`: what the system refused."""
+
+    run: str
+    dry_run: bool
+    folders: list[Unusable]
+    failed: list[str]
+
+    @property
+    def exit_code(self) -> int:
+        """1 if something could not be deleted."""
+        return 1 if self.failed else 0
 
 
 @dataclass(frozen=True)
@@ -107,34 +134,72 @@ def list_checkpoints(reference: str, root: str) -> Listing:
     """The checkpoints of the run that `reference` means, with what their manifests say; one whose files are gone, or
     longer or shorter than that, does not count."""
     run = find(reference, root)
-    listed = [_listed(checkpoint) for checkpoint in checkpoints(run)]
-    valid = [one for one in listed if one.flaw is None]
-    return Listing(str(run.path), valid, [one for one in listed if one.flaw is not None])
+    found = [_listed(checkpoint) for checkpoint in checkpoints(run)]
+    valid = [one for one in found if one.flaw is None]
+    return Listing(str(run.path), valid, [one for one in found if one.flaw is not None])
 
 
 def _listed(checkpoint: Checkpoint) -> Listed:
     base = (checkpoint.path.name, checkpoint.step, checkpoint.attempt)
-    if not checkpoint.published:
-        return Listed(*base, checkpoint.flaw)
     try:
         manifest = read(checkpoint.path)
     except InputError as error:
         return Listed(*base, checkpoint.flaw or str(error))
-    flaw = checkpoint.flaw or next(iter(file_faults(checkpoint.path, manifest, check_size)), None)
+    flaw = checkpoint.flaw or next(iter(verify(checkpoint.path, check_size)), None)
     size = sum(file.bytes for file in manifest.files.values())
     return Listed(*base, flaw, manifest.facts.world, len(manifest.objects), size)
 
 
 def verify_all(reference: str, root: str) -> Verified:
-    """Faults of one checkpoint (a path or RUN:step), or of all valid ones of a run."""
+    """Faults of one checkpoint (a path or RUN:step), or of all that a run has published."""
     if _is_checkpoint(Path(reference)) or reference.rpartition(":")[2].isdecimal():
         folder = resolve(reference, root)
         return Verified({str(folder): verify(folder)})
     run = find(reference, root)
-    valid = valid_checkpoints(run)
-    if not valid:
+    found = [one for one in checkpoints(run) if one.current]
+    if not found:
         raise InputError(f"{run.path}: the run has no checkpoint")
-    return Verified({str(checkpoint.path): verify(checkpoint.path) for checkpoint in valid})
+    return Verified({str(one.path): [one.reason] if one.flaw is not None else verify(one.path) for one in found})
+
+
+def unusable(run: RunDir) -> list[Unusable]:
+    """The checkpoint folders of the run that no attempt can start from, newest first: unfinished, void, damaged (all
+    files are read), or unreadable."""
+    found = []
+    for one in checkpoints(run):
+        reasons = [one.flaw] if one.flaw is not None else verify(one.path)
+        if reasons and one.state != "missing":
+            found.append(Unusable(str(one.path), reasons, size_of(one.path)))
+    for path in sorted(listed(run.checkpoints)):
+        if path.name.endswith(DELETED):
+            found.append(Unusable(str(path), ["its deletion was cut short"], size_of(path)))
+    return found
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of a folder's files, of those that can be seen."""
+    try:
+        return sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
+    except OSError:
+        return 0
+
+
+def delete(found: list[Unusable]) -> list[str]:
+    """Deletes the folders; what the system refuses, one line each."""
+    failed: list[str] = []
+
+    def refused(function: object, path: str, info: object) -> None:
+        failed.append(f"{path}: {sys.exc_info()[1]}")
+
+    for one in found:
+        try:
+            if (path := Path(one.path)).is_symlink():
+                path.unlink()
+            else:
+                shutil.rmtree(path, onerror=refused)
+        except OSError as error:
+            failed.append(f"{one.path}: {error.strerror}")
+    return failed
 
 
 def resolve(reference: str, root: str) -> Path:
@@ -144,10 +209,13 @@ def resolve(reference: str, root: str) -> Path:
     name, _, step = reference.rpartition(":")
     if not (name and step.isdecimal()):
         name, step = reference, ""
-    valid = valid_checkpoints(find(name, root))
-    for checkpoint in valid:
+    found = [one for one in checkpoints(find(name, root)) if one.current]
+    for checkpoint in found:
         if not step or checkpoint.step == int(step):
+            if checkpoint.flaw is not None:
+                raise InputError(checkpoint.reason)
             return checkpoint.path
+    valid = [one for one in found if one.flaw is None]
     if not valid:
         raise InputError(f"{reference}: the run has no checkpoint")
     steps = ", ".join(str(checkpoint.step) for checkpoint in valid)

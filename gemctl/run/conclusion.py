@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from gemctl import paths
+from gemctl.errors import InputError
 from gemctl.run.attempt import Attempt
 from gemctl.run.directory import RunDir
-from gemctl.run.manifest import valid_checkpoints
+from gemctl.run.manifest import checkpoints
 
 
 def conclusion(run: RunDir, attempt: Attempt) -> str | None:
@@ -41,14 +42,29 @@ def describe(run: RunDir, end: dict[str, Any]) -> str:
         return "\n".join([*lines, "another attempt follows"])
     if end.get("refusal"):
         lines.append(f"{'not tried again' if end['outcome'] == 'failed' else 'not brought back'}: {end['refusal']}")
-    return "\n".join(lines if end["outcome"] == "finished" else [*lines, hint(run)])
+    told = end["outcome"] == "finished" or (end.get("cause") or {}).get("kind") == "checkpoint"  # says what to do
+    return "\n".join(lines if told else [*lines, hint(run)])
 
 
 def hint(run: RunDir) -> str:
     """The command that goes on, and from where."""
-    saved = valid_checkpoints(run)
-    start = f"from step {saved[0].step}" if saved else "no checkpoint: from the start"
+    try:
+        found = [one for one in checkpoints(run) if one.current]
+    except InputError as error:
+        return f"its checkpoints cannot be read now: {error}"
+    valid = [one.step for one in found if one.state == "valid"]
+    if found and not valid:
+        return f"none of its checkpoints can be used: gemctl checkpoint list {reference(run)}"
+    start = f"from step {valid[0]}" if valid else "no checkpoint: from the start"
     return f"go on ({start}): gemctl resume {reference(run)}"
+
+
+def saved_step(run: RunDir) -> int | None:
+    """Steps in the newest valid checkpoint; None if there is none, or none can be seen now."""
+    try:
+        return next((one.step for one in checkpoints(run) if one.state == "valid"), None)
+    except InputError:
+        return None
 
 
 def reference(run: RunDir) -> str:

@@ -46,6 +46,7 @@ class RunDir:
         self.checkpoints = path / "checkpoints"
         self.submissions = path / "submissions"
         self.supervisor_log = path / "supervisor.jsonl"
+        self._attempts: dict[int, Attempt] = {}
 
     @property
     def run_id(self) -> str:
@@ -85,7 +86,9 @@ class RunDir:
 
     def info(self) -> dict[str, Any]:
         """What run.json says; where a power loss has cut it, what its folder says, if anything was made in it."""
-        if self.identity_cut and any(entries(folder) for folder in (self.submissions, self.path / "attempts")):
+        if (found := read_whole(self.path / self.IDENTITY)) is not None:
+            return found
+        if any(entries(folder) for folder in (self.submissions, self.path / "attempts")):
             created = self.path.stat().st_mtime
             return {"run_id": self.run_id, "name": self.path.parent.name, "created": created}
         return read_json(self.path / self.IDENTITY)
@@ -104,7 +107,9 @@ class RunDir:
         return [self.attempt(number) for number in numbered(self.path / "attempts")]
 
     def attempt(self, number: int) -> Attempt:
-        return Attempt(self.path / "attempts" / str(number))
+        if number not in self._attempts:
+            self._attempts[number] = Attempt(self.path / "attempts" / str(number))
+        return self._attempts[number]
 
     def last_attempt(self) -> Attempt | None:
         attempts = self.attempts()

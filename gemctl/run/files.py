@@ -9,17 +9,20 @@ read_log(path)                          # [{"step": 3}]
 import ctypes
 import dataclasses
 import errno
+import functools
 import json
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from gemctl.durable import create, named, open_file, open_log, read, steadily, sync_folder
-from gemctl.errors import InputError
+from gemctl.errors import FULL, InputError, Unreadable
 
 FORMAT = 1
 ROOM = 16 << 10  # bytes kept for last lines: an exception's takes up to about 7 KB
 MOST_LINE = 16 << 20  # bytes of a line of a log
+CHUNK = 1 << 20  # bytes of a log that are read at once
 FALLOC_FL_KEEP_SIZE = 1
 PLAIN: dict[object, type | tuple[type, ...]] = {int: int, float: (int, float), str: str}  # field → JSON value
 
@@ -133,7 +136,7 @@ def parse_line(text: bytes, where: str) -> Record:
         raise InputError(f"{where}: a JSON object was expected")
     written = value.pop("format", FORMAT)
     if not isinstance(written, int) or written > FORMAT:
-        raise InputError(f"{where}: format {written} is newer than this gemctl reads (up to {FORMAT}); upgrade gemctl")
+        raise Unreadable(f"{where}: format {written} is newer than this gemctl reads (up to {FORMAT}); upgrade gemctl")
     return value
 
 
@@ -176,6 +179,10 @@ class JsonLog:
             sync_folder(self._path.parent)
             self._named = True
 
+    def size(self) -> int:
+        """Bytes that are in the file."""
+        return os.fstat(self._fd).st_size
+
     def close(self) -> None:
         os.close(self._fd)
 
@@ -197,7 +204,7 @@ def _keep(fd: int, size: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.fallocate(fd, FALLOC_FL_KEEP_SIZE, ctypes.c_int64(0), ctypes.c_int64(size)) != 0:
         number = ctypes.get_errno()
-        if number in {errno.ENOSPC, errno.EDQUOT}:
+        if number in FULL:
             raise OSError(number, os.strerror(number))
 
 
@@ -205,35 +212,50 @@ class LogTail:
     """Reads a JSON-lines file that may still grow, or not exist yet: `new()` returns what came since the last call.
 
     A last line without its newline is left for the next call. Zeros, which a power loss leaves for lines that were not
-    on disk, are passed over, and a line that was torn by them. InputError names file and line of any other one that is
-    no object.
+    on disk, are passed over, and a line that was torn by them. InputError names file and place of any other one that is
+    no object. Reading begins at byte `offset`, where a line begins.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, offset: int = 0) -> None:
         self.path = path
-        self._offset = self._lines = 0
+        self._offset = offset
+        self._lines = 0 if offset == 0 else None  # read so far, if all are
 
     def new(self) -> list[Record]:
-        found: list[Record] = []
+        return list(self.lines())
+
+    def lines(self, end: int | None = None, with_text: bytes = b"") -> Iterator[Record]:
+        """As `new`, one by one, so that any file can be read: those up to byte `end` that have `with_text` in them."""
+        size = CHUNK
         while True:
             try:
-                data = steadily(self._next)
+                data = steadily(functools.partial(self._next, size, end))
             except FileNotFoundError:
-                return found
+                return
             whole = data[: data.rfind(b"\n") + 1]
             if not whole and len(data) == MOST_LINE:
-                raise InputError(f"{self.path}:{self._lines + 1}: a line of more than {MOST_LINE} bytes")
-            lines = whole.split(b"\n")[:-1]
-            read = (_logged(line, f"{self.path}:{self._lines + at}") for at, line in enumerate(lines, start=1))
-            found += [line for line in read if line is not None]
-            self._offset, self._lines = self._offset + len(whole), self._lines + len(lines)
-            if len(data) < MOST_LINE:
-                return found
+                raise InputError(f"{self._place(0)}: a line of more than {MOST_LINE} bytes")
+            start = self._offset
+            self._offset += len(whole)
+            for at, line in enumerate(whole.split(b"\n")[:-1], start=1):
+                if with_text in line and (record := _logged(line, self._place(at, start))) is not None:
+                    yield record
+            if self._lines is not None:
+                self._lines += whole.count(b"\n")
+            if len(data) < size:
+                return
+            size = CHUNK if whole else min(2 * size, MOST_LINE)
 
-    def _next(self) -> bytes:
+    def _next(self, size: int, end: int | None) -> bytes:
         with open_file(self.path) as file:
-            left = os.fstat(file.fileno()).st_size - file.seek(self._offset)
-            return file.read(min(max(0, left), MOST_LINE))
+            there = os.fstat(file.fileno()).st_size
+            left = (there if end is None else min(end, there)) - file.seek(self._offset)
+            return file.read(min(max(0, left), size))
+
+    def _place(self, line: int, start: int | None = None) -> str:
+        if self._lines is not None:
+            return f"{self.path}:{self._lines + max(1, line)}"
+        return f"{self.path}, line {max(1, line)} after byte {self._offset if start is None else start}"
 
 
 def _logged(line: bytes, where: str) -> Record | None:
@@ -272,3 +294,31 @@ def _last_lines(path: Path) -> list[bytes]:
             if size <= span or len(data.rstrip(b"\0")) > ROOM or span >= MOST_LINE:
                 return data.split(b"\n")[:-1]
             span *= 2
+
+
+def last_lines_at(path: Path, count: int, counts: Callable[[bytes], bool] = lambda line: True) -> int:
+    """Where the last lines of the file begin: `count` of those that count, or all. 0 where there is no file."""
+    try:
+        file = open_file(path)
+    except FileNotFoundError:
+        return 0
+    with file:
+        at, rest = file.seek(0, os.SEEK_END), b""  # rest: the end of a line that begins before `at`
+        while at > 0 and count > 0:
+            size = min(at, CHUNK)
+            at -= size
+            file.seek(at)
+            first, *lines = (file.read(size) + rest).split(b"\n")
+            start = at + len(first) + 1
+            rest = first
+            for offset, line in reversed(list(_placed(lines, start))):
+                count -= bool(line) and counts(line)
+                if count <= 0:
+                    return offset
+    return 0
+
+
+def _placed(lines: list[bytes], start: int) -> Iterator[tuple[int, bytes]]:
+    for line in lines:
+        yield start, line
+        start += len(line) + 1

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from gemctl.run import rollup
 from gemctl.run.attempt import Attempt, Base
 from gemctl.run.directory import RunDir
 from gemctl.run.files import last_line, read_log
@@ -22,7 +23,7 @@ Line = dict[str, Any]
 
 @dataclass
 class Journal:
-    """One attempt's metrics.jsonl and ledger.jsonl."""
+    """One attempt's metrics.jsonl and ledger.jsonl; of a long one sums over many lines (gemctl/run/rollup.py)."""
 
     attempt: Attempt
     limit: float
@@ -71,10 +72,10 @@ def read_journals(run: RunDir) -> list[Journal]:
     journals: list[Journal] = []
     limit = float("inf")
     for attempt in reversed([attempt for attempt in run.attempts() if attempt.claimed]):
-        lines = read_log(attempt.ledger)
-        intervals = [line for line in lines if line["kind"] == "interval"]
-        named = [line for line in lines if line["kind"] == "straggler"]
-        journals.append(Journal(attempt, limit, read_log(attempt.metrics), intervals, named))
+        metrics, ledger = rollup.lines(attempt, limit)
+        intervals = [line for line in ledger if line["kind"] == "interval"]
+        named = [line for line in ledger if line["kind"] == "straggler"]
+        journals.append(Journal(attempt, limit, metrics, intervals, named))
         if (base := attempt.started_from()) is not None:
             limit = min(limit, base.step)
     return journals[::-1]

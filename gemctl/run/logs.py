@@ -19,7 +19,7 @@ from gemctl.durable import open_file
 from gemctl.errors import InputError
 from gemctl.run.attempt import Attempt
 from gemctl.run.directory import RunDir
-from gemctl.run.files import MOST_LINE, LogTail, parse_line, read_log
+from gemctl.run.files import MOST_LINE, LogTail, last_lines_at, parse_line, read_log
 from gemctl.run.output import Times
 
 QUIET_STAGES = (b'"stage": "step"', b'"stage": "data"')  # every step has them
@@ -47,6 +47,7 @@ class Selection:
 
     rank: int | None = None
     merged: bool = False
+    tail: int | None = None  # of each source its last lines alone: so many of all are among them
 
 
 class AttemptTail:
@@ -54,14 +55,16 @@ class AttemptTail:
 
     def __init__(self, run: RunDir, attempt: Attempt, selection: Selection) -> None:
         self.attempt = attempt
-        self._times = Times(attempt)
+        # A line that a rank prints makes its file grow once or twice.
+        grown = None if selection.tail is None else 2 * selection.tail * attempt.claim().ranks_per_node
+        self._times = Times(attempt, grown)
         self._hosts = _hosts(attempt)
         self._selection = selection
         self._sources: dict[str, Callable[[], Iterator[Line]]] = {}
         self._unreadable: set[str] = set()
         if selection.rank is None:
             self._sources["supervisor"] = _SupervisorTail(run, attempt).new
-            self._sources["training"] = _MetricsTail(attempt).new
+            self._sources["training"] = _MetricsTail(attempt, selection.tail).new
 
     def new(self) -> Iterator[Line]:
         """What came since the last call."""
@@ -77,10 +80,13 @@ class AttemptTail:
             ranks = [self._chosen()]
         if self._selection.rank is None:
             for node in range(self.attempt.claim().nodes):
-                self._add(f"agent {node}", functools.partial(_AgentTail, self.attempt, node))
+                self._add(f"agent {node}", functools.partial(_AgentTail, self.attempt, node, self._selection.tail))
         for rank in ranks:
             host = self._host_of(rank)
-            self._add(f"rank {rank}", functools.partial(_RankTail, self.attempt, rank, host, self._times))
+            self._add(
+                f"rank {rank}",
+                functools.partial(_RankTail, self.attempt, rank, host, self._times, self._selection.tail),
+            )
 
     def _add(self, name: str, make: Callable[[], Any]) -> None:
         if name not in self._sources:
@@ -123,10 +129,10 @@ def _hosts(attempt: Attempt) -> dict[int, str]:
 class _RankTail:
     """One rank: what it printed, and where it was."""
 
-    def __init__(self, attempt: Attempt, rank: int, host: str | None, times: Times) -> None:
+    def __init__(self, attempt: Attempt, rank: int, host: str | None, times: Times, tail: int | None) -> None:
         self._attempt, self._rank, self._host, self._times = attempt, rank, host, times
-        self._printed = _Bytes(attempt.rank_output(rank))
-        self._stages = _Bytes(attempt.rank_log(rank))
+        self._printed = _Bytes(attempt.rank_output(rank), tail)
+        self._stages = _Bytes(attempt.rank_log(rank), tail, QUIET_STAGES)
         self._said = ""
 
     def new(self) -> Iterator[Line]:
@@ -143,7 +149,7 @@ class _RankTail:
 
     def _new_stages(self) -> Iterator[Line]:
         for _, text in self._stages.lines(last=False):
-            if b'"event": "stage"' in text and any(quiet in text for quiet in QUIET_STAGES):
+            if _is_quiet(text, QUIET_STAGES):
                 continue
             line = self._stages.parsed(text)
             if (said := _stage(line)) != self._said:  # what takes long says its stage again and again
@@ -167,9 +173,9 @@ def _stage(line: dict[str, Any]) -> str:
 class _Bytes:
     """The whole lines of a file that may still grow, or not exist yet."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, tail: int | None = None, quiet: tuple[bytes, ...] = ()) -> None:
         self._path = path
-        self._offset = 0
+        self._offset = 0 if tail is None else last_lines_at(path, tail, lambda line: not _is_quiet(line, quiet))
 
     def lines(self, last: bool) -> Iterator[tuple[int, bytes]]:
         """(offset of its end, line) of what is new. `last`: a line that has no end counts too."""
@@ -196,10 +202,10 @@ class _Bytes:
 class _AgentTail:
     """What an agent says of itself and of the ends of its ranks, and what it printed, when its file changed last."""
 
-    def __init__(self, attempt: Attempt, node: int) -> None:
+    def __init__(self, attempt: Attempt, node: int, tail: int | None) -> None:
         self._attempt, self._node, self._host = attempt, node, None
         self._events = LogTail(attempt.agent_log(node))
-        self._printed = _Bytes(attempt.agent_output(node))
+        self._printed = _Bytes(attempt.agent_output(node), tail)
 
     def new(self) -> Iterator[Line]:
         return heapq.merge(self._new_events(), self._new_printed(), key=lambda line: line.time)
@@ -241,14 +247,21 @@ def _end(line: dict[str, Any]) -> str:
 class _MetricsTail:
     """The lines of training and evaluation, and which ranks kept the others waiting."""
 
-    def __init__(self, attempt: Attempt) -> None:
+    def __init__(self, attempt: Attempt, tail: int | None) -> None:
         self._number = attempt.number
-        self._metrics, self._ledger = LogTail(attempt.metrics), LogTail(attempt.ledger)
+        self._metrics, self._ledger = (
+            LogTail(path, 0 if tail is None else last_lines_at(path, tail))
+            for path in (attempt.metrics, attempt.ledger)
+        )
 
     def new(self) -> Iterator[Line]:
-        late = [line for line in self._ledger.new() if line["kind"] == "straggler"]
-        for line in heapq.merge(self._metrics.new(), late, key=lambda line: float(line["time"])):
+        late = (line for line in self._ledger.lines(with_text=b'"straggler"') if line["kind"] == "straggler")
+        for line in heapq.merge(self._metrics.lines(), late, key=lambda line: float(line["time"])):
             yield Line(line["time"], self._number, "training", None, "", line)
+
+
+def _is_quiet(line: bytes, quiet: tuple[bytes, ...]) -> bool:
+    return b'"event": "stage"' in line and any(stage in line for stage in quiet)
 
 
 class _SupervisorTail:

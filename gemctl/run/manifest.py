@@ -5,8 +5,9 @@
       .metadata           where each tensor lies in them
       manifest.json       written last and exclusively: what the state is, and the hash of every file
 
-A folder without a manifest is a save that did not end. A manifest of an earlier attempt at a later step than the one
-a later attempt started from is void for ever, whenever it appears: the later attempt went on without it.
+A folder without a manifest is a save that did not end, unless the run's records say that it did. A manifest of an
+earlier attempt at a later step than the one a later attempt started from is void for ever, whenever it appears: the
+later attempt went on without it. Which checkpoint a folder holds, its manifest says, whatever the folder is called.
 
     gemctl checkpoint list RUN
 """
@@ -20,16 +21,19 @@ import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from gemctl.durable import create, open_file, steadily, sync_folder
-from gemctl.errors import InputError
+from gemctl.durable import read as read_file
+from gemctl.errors import InputError, Unreadable
 from gemctl.run.attempt import Attempt
 from gemctl.run.directory import RunDir
-from gemctl.run.files import FORMAT, entries, read_json
+from gemctl.run.files import FORMAT, Record, parse_line, read_log
+from gemctl.run.reading import listed, or_unreadable
 
 FILE_NAME = "manifest.json"
 FOLDER = re.compile(r"step_(\d+)\.a(\d+)")
+DELETED = ".deleted"  # ends the name of a folder that is being deleted, or whose deletion was cut short
 # Every random draw is a function of these, never of a generator, so there is no generator state to keep.
 RNG = "counter-based: (seed, step, row, layer)"
 
@@ -117,15 +121,37 @@ class Manifest:
     rng: str = RNG
 
 
+State = Literal["valid", "void", "unfinished", "damaged", "missing", "unreadable"]
+
+
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint folder of a run. `flaw` says why it does not count; None: it is published and valid."""
+    """A checkpoint folder of a run, without a look at its data files. `flaw`: why it does not count; None if `valid`.
+
+    `void`: a later attempt went on without it. `unfinished`: a save that did not end. `damaged`: its manifest is wrong
+    or lost. `missing`: the run's records say that it was saved, and its folder is not there. `unreadable`: it cannot be
+    read now, and may be whole. `step`, `attempt`: as its manifest says, else as its folder is called.
+    """
 
     path: Path
     step: int
     attempt: int
-    published: bool
+    state: State
     flaw: str | None
+
+    @property
+    def current(self) -> bool:
+        """True if it was published and no attempt has gone on without it: the next one starts from the newest such."""
+        return self.state not in {"void", "unfinished"}
+
+    @property
+    def reason(self) -> str:
+        """The flaw, with the folder."""
+        return f"{self.path}: {self.flaw}"
+
+
+class NotPublished(InputError):
+    """The folder has no manifest."""
 
 
 def folder_name(step: int, attempt: int) -> str:
@@ -150,31 +176,43 @@ def _digest(body: Mapping[str, Any]) -> str:
 
 
 def read(folder: Path) -> Manifest:
-    """The manifest in `folder`. InputError if there is none, or it is damaged, of a newer format, or one of another
-    checkpoint than the folder's name says."""
+    """The manifest in `folder`. NotPublished if there is none, Unreadable if it cannot be read now, or only by another
+    gemctl; InputError if it is damaged, which is believed only of a second look."""
     path = folder / FILE_NAME
     try:
-        body = read_json(path)
+        body = _body(path)
+    except (NotPublished, Unreadable):
+        raise
+    except InputError:
+        body = _body(path)
+    try:
+        return Manifest(
+            step=body["step"],
+            attempt=body["attempt"],
+            facts=RunFacts(**body["facts"].fields(RunFacts)),
+            position=body["position"],
+            objects={key: StoredObject(**value.fields(StoredObject)) for key, value in body["objects"].items()},
+            files={name: StoredFile(**value.fields(StoredFile)) for name, value in body["files"].items()},
+            rng=body["rng"],
+        )
+    except InputError as error:  # it is as it was written
+        raise Unreadable(error.problems) from error
+
+
+def _body(path: Path) -> Record:
+    """What the manifest says, which matches its own hash."""
+    try:
+        data = or_unreadable(path, lambda: read_file(path))
     except FileNotFoundError:
-        raise InputError(f"{folder}: no checkpoint ({FILE_NAME} is missing; the save did not end)") from None
+        raise NotPublished(f"{path.parent}: no checkpoint ({FILE_NAME} is missing; the save did not end)") from None
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from error
+    body = parse_line(data, str(path))
     if body.pop("sha256", None) != _digest(body):
         raise InputError(f"{path}: damaged, it does not match its own hash")
     if strange := [name for name in body["files"] if not _plain(name)]:
         raise InputError(f"{path}: {strange[0]!r} is no name of a file in this folder")
-    name = folder_name(body["step"], body["attempt"])
-    if FOLDER.fullmatch(folder.name) and folder.name != name:
-        raise InputError(f"{path}: it is that of {name}, and lies in {folder.name}")
-    return Manifest(
-        step=body["step"],
-        attempt=body["attempt"],
-        facts=RunFacts(**body["facts"].fields(RunFacts)),
-        position=body["position"],
-        objects={key: StoredObject(**value.fields(StoredObject)) for key, value in body["objects"].items()},
-        files={name: StoredFile(**value.fields(StoredFile)) for name, value in body["files"].items()},
-        rng=body["rng"],
-    )
+    return body
 
 
 def _plain(name: str) -> bool:
@@ -194,9 +232,11 @@ def describe_file(path: Path) -> StoredFile:
 
 
 def check_size(path: Path, stored: StoredFile) -> str | None:
-    """What shows to be wrong with the file before it is read, or None."""
+    """What shows to be wrong with the file before it is read, or None. Unreadable if that cannot be known now."""
     try:
-        found = path.lstat()
+        found = or_unreadable(path, lambda: steadily(path.lstat))
+    except FileNotFoundError:
+        return f"{path}: is missing" + (" (was it copied without dot files?)" if path.name.startswith(".") else "")
     except OSError as error:
         return f"{path}: {error.strerror}"
     if not stat.S_ISREG(found.st_mode):
@@ -206,62 +246,128 @@ def check_size(path: Path, stored: StoredFile) -> str | None:
 
 
 def check_file(path: Path, stored: StoredFile) -> str | None:
-    """What is wrong with the file, or None; reads all of it."""
+    """What is wrong with the file, or None; reads all of it, and a second time, from the disk, if its hash is wrong.
+    Unreadable if that cannot be known now."""
     if (fault := check_size(path, stored)) is not None:
         return fault
     try:
-        whole = describe_file(path).sha256 == stored.sha256
+        for _ in range(2):
+            if or_unreadable(path, lambda: describe_file(path)).sha256 == stored.sha256:
+                return None
+            or_unreadable(path, lambda: _forget(path))
+    except Unreadable:
+        raise
     except InputError as error:
         return str(error)
     except OSError as error:
         return f"{path}: {error.strerror}"
-    return None if whole else f"{path}: damaged, its hash is not the one in its manifest"
+    return f"{path}: damaged, its hash is not the one in its manifest"
+
+
+def _forget(path: Path) -> None:
+    """Has the system drop what it keeps of the file in memory, where the fault may be."""
+    with open_file(path, follow=False) as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 Check = Callable[[Path, StoredFile], str | None]
 
 
 def verify(folder: Path, check: Check = check_file) -> list[str]:
-    """Every fault of a checkpoint's files, by size and hash (or by `check`); empty if it is whole."""
+    """Every fault of a checkpoint's files, by size and hash (or by `check`), or why it cannot be read now; empty if it
+    is whole."""
     try:
-        manifest = read(folder)
+        return file_faults(folder, read(folder), check)
     except InputError as error:
         return error.problems
-    return file_faults(folder, manifest, check)
 
 
 def file_faults(folder: Path, manifest: Manifest, check: Check) -> list[str]:
-    """What `check` finds wrong with the files of the checkpoint in `folder`, whose manifest has been read."""
+    """What `check` finds wrong with the files of the checkpoint in `folder`, whose manifest has been read; Unreadable
+    if it cannot know of one."""
     faults = (check(folder / name, stored) for name, stored in sorted(manifest.files.items()))
     return [fault for fault in faults if fault is not None]
 
 
 def checkpoints(run: RunDir) -> list[Checkpoint]:
-    """All checkpoint folders of a run, newest first; those that do not count too, with the reason.
+    """All checkpoint folders of a run, newest first; those that do not count too, with the reason. The newest one that
+    the run's records know is among them, whether its folder is there or not.
 
-    None where the folder of checkpoints was deleted. InputError if it cannot be read.
+    Unreadable if the folder of checkpoints cannot be listed.
     """
-    bases = _bases(run)
-    found = []
-    for path in entries(run.checkpoints):
-        if match := FOLDER.fullmatch(path.name):
-            step, attempt = int(match[1]), int(match[2])
-            published = (path / FILE_NAME).exists()
-            flaw = _void(step, attempt, bases) if published else f"unfinished: it has no {FILE_NAME}"
-            flaw = "a symbolic link: it is not this run's" if path.is_symlink() else flaw
-            found.append(Checkpoint(path, step, attempt, published, flaw))
+    bases, records = _bases(run), _Records.of(run)
+    found = [_look(path, bases, records) for path in listed(run.checkpoints) if FOLDER.fullmatch(path.name)]
+    present = max(((one.step, one.attempt) for one in found if one.current), default=(-1, -1))
+    newest = max((one for one in records.saved if _void(*one, bases) is None), default=present)
+    if newest > present:
+        path = run.checkpoints / folder_name(*newest)
+        flaw = f"is not there, though {records.saved[newest]} says that it was saved"
+        found.append(Checkpoint(path, *newest, "missing", flaw))
     return sorted(found, key=lambda checkpoint: (checkpoint.step, checkpoint.attempt), reverse=True)
 
 
-def valid_checkpoints(run: RunDir) -> list[Checkpoint]:
-    """Those that count, newest first; their files are not looked at."""
-    return [checkpoint for checkpoint in checkpoints(run) if checkpoint.flaw is None]
+def _look(folder: Path, bases: Mapping[int, int], records: "_Records") -> Checkpoint:
+    step, attempt = _named(folder.name)
+    state: State = "valid"
+    flaw = None
+    try:
+        if folder.is_symlink():
+            raise InputError(f"{folder}/a symbolic link: it is not this run's")
+        manifest = read(folder)
+        step, attempt = manifest.step, manifest.attempt
+    except NotPublished:
+        state, flaw = records.unpublished(step, attempt)
+    except InputError as error:
+        state = "unreadable" if isinstance(error, Unreadable) else "damaged"
+        flaw = "; ".join(problem.removeprefix(f"{folder}/") for problem in error.problems)
+    if state != "unfinished" and (void := _void(step, attempt, bases)):
+        state, flaw = "void", void if flaw is None else f"{void}; {flaw}"
+    return Checkpoint(folder, step, attempt, state, flaw)
+
+
+def _named(folder: str) -> tuple[int, int]:
+    step, attempt = map(int, FOLDER.fullmatch(folder).groups())  # type: ignore[union-attr]
+    return step, attempt
+
+
+@dataclass(frozen=True)
+class _Records:
+    """What a run's attempts have written of their saves. `saved`: (step, attempt) → the file that says so;
+    `unknown`: attempt → why its file cannot be read."""
+
+    saved: dict[tuple[int, int], Path]
+    unknown: dict[int, str]
+
+    @classmethod
+    def of(cls, run: RunDir) -> "_Records":
+        saved: dict[tuple[int, int], Path] = {}
+        unknown: dict[int, str] = {}
+        for attempt in run.attempts():
+            try:
+                lines = or_unreadable(attempt.saves, lambda: read_log(attempt.saves))  # noqa: B023 (called here)
+            except InputError as error:
+                unknown[attempt.number] = "; ".join(error.problems)
+                continue
+            saved |= {(line["step"], attempt.number): attempt.saves for line in lines if line["event"] == "saved"}
+        for attempt in run.attempts():
+            base = attempt.started_from()
+            if base is not None and base.checkpoint is not None and FOLDER.fullmatch(base.checkpoint):
+                saved.setdefault(_named(base.checkpoint), attempt.base_file)
+        return cls(saved, unknown)
+
+    def unpublished(self, step: int, attempt: int) -> tuple[State, str]:
+        """State and flaw of a folder that has no manifest."""
+        if file := self.saved.get((step, attempt)):
+            return "damaged", f"{FILE_NAME} is missing, though {file} says that it was saved"
+        if why := self.unknown.get(attempt):
+            return "unreadable", f"it has no {FILE_NAME}, and whether it ever had one cannot be read now: {why}"
+        return "unfinished", f"unfinished: it has no {FILE_NAME}"
 
 
 def number_after(run: RunDir, last: Attempt | None) -> int:
     """Number of the attempt after `last`, which is dead: higher too than that of any checkpoint whose attempt a power
     loss has taken, so that no name of a checkpoint comes twice."""
-    folders = (FOLDER.fullmatch(path.name) for path in entries(run.checkpoints))
+    folders = (FOLDER.fullmatch(path.name) for path in listed(run.checkpoints))
     saved = {int(match[2]) for match in folders if match}
     lost = (number for number in saved if not run.attempt(number).path.exists())
     return 1 + max([last.number if last is not None else 0, *lost])
@@ -278,17 +384,3 @@ def _void(step: int, attempt: int, bases: Mapping[int, int]) -> str | None:
         if later > attempt and base < step:
             return f"void: attempt {later} started from step {base}"
     return None
-
-
-def newest_verified(
-    run: RunDir, faults_of: Callable[[Checkpoint], list[str]] = lambda found: verify(found.path)
-) -> tuple[Checkpoint | None, list[str]]:
-    """The newest valid checkpoint without faults, by default one whose files are whole, and why each newer one was
-    refused, one line each."""
-    refused: list[str] = []
-    for checkpoint in checkpoints(run):
-        faults = [f"{checkpoint.path}: {checkpoint.flaw}"] if checkpoint.flaw else faults_of(checkpoint)
-        if not faults:
-            return checkpoint, refused
-        refused += faults
-    return None, refused

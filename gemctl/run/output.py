@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterable
 
 from gemctl.run.attempt import Attempt
-from gemctl.run.files import JsonLog, LogTail
+from gemctl.run.files import JsonLog, LogTail, last_lines_at
 
 
 class OutputTimes:
@@ -42,10 +42,10 @@ class OutputTimes:
 
 
 class Times:
-    """The index of an attempt, as far as it is written."""
+    """The index of an attempt, as far as it is written; with `tail` of each host its last lines alone."""
 
-    def __init__(self, attempt: Attempt) -> None:
-        self._attempt = attempt
+    def __init__(self, attempt: Attempt, tail: int | None = None) -> None:
+        self._attempt, self._tail = attempt, tail
         self._tails: dict[str, LogTail] = {}
         self._sizes: dict[int, list[int]] = {}
         self._times: dict[int, list[float]] = {}
@@ -53,7 +53,10 @@ class Times:
     def update(self) -> None:
         """Reads what is new."""
         for path in sorted(self._attempt.logs.glob("times-*.jsonl")):
-            for line in self._tails.setdefault(path.name, LogTail(path)).new():
+            if path.name not in self._tails:
+                start = 0 if self._tail is None else last_lines_at(path, self._tail)
+                self._tails[path.name] = LogTail(path, start)
+            for line in self._tails[path.name].lines():
                 self._sizes.setdefault(line["rank"], []).append(line["bytes"])
                 self._times.setdefault(line["rank"], []).append(line["time"])
 

@@ -18,7 +18,8 @@ from gemctl.run.conclusion import reference
 from gemctl.run.cut import cut_files
 from gemctl.run.directory import RunDir
 from gemctl.run.files import read_log, read_whole
-from gemctl.run.manifest import Checkpoint, KindCount, Manifest, count_kinds, newest_verified, number_after, read
+from gemctl.run.manifest import Checkpoint, KindCount, Manifest, count_kinds, number_after, read
+from gemctl.run.selection import from_scratch, newest_verified
 from gemctl.specs.data import FeatureSpec
 
 
@@ -40,9 +41,9 @@ class Load:
 
 @dataclass(frozen=True)
 class Preflight:
-    """A resume as it would go. `checkpoint` None: from the start. `passed_over`: newer checkpoints, and why; `lost`:
-    what will not be there afterwards, or comes twice; `cut`: files that a power loss has taken; `notes`: what else
-    should be known."""
+    """A resume as it would go. `checkpoint` None: from the start. `passed_over`: newer checkpoints, and why;
+    `left_alone`: the names of those of them that were published; `lost`: what comes twice, or not at all; `cut`: files
+    that a power loss has taken; `notes`: what else should be known."""
 
     run: str
     attempt: int
@@ -53,6 +54,7 @@ class Preflight:
     ranks: int
     loads: list[Load]
     passed_over: list[str]
+    left_alone: list[str]
     changes: list[Change]
     lost: list[str]
     cut: list[str]
@@ -67,9 +69,12 @@ def preflight(
     plan: Plan,
     found: list[Change],
     notes: list[str],
+    anew: bool = False,
 ) -> Preflight:
-    """Looks at everything. InputError if the checkpoint is not the model's, or no step is left to do."""
-    checkpoint, refused = newest_verified(run)
+    """Looks at everything. `anew`: from step 0, whatever is there. InputError if no checkpoint can be used, if it is
+    not the model's, or if no step is left to do."""
+    choice = from_scratch(run) if anew else newest_verified(run)
+    checkpoint = choice.checkpoint
     step = checkpoint.step if checkpoint else 0
     _refuse_done(run, step, config)
     manifest = read(checkpoint.path) if checkpoint else None
@@ -84,7 +89,8 @@ def preflight(
         ranks_before=manifest.facts.world if manifest else None,
         ranks=plan.topology.world_size,
         loads=_loads(run, manifest, plan) if manifest else [],
-        passed_over=refused,
+        passed_over=choice.passed_over,
+        left_alone=choice.left_alone,
         changes=found,
         lost=_lost(run, step, before, config),
         cut=cut_files(run),

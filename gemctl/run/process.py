@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+WORDLESS = "it ended without a word"  # of a process that has not said why
 PR_SET_PDEATHSIG = 1
 FORK_SAFE = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 """Environment of a process that imports torch and forks: torchrec asks for GPUs as it is imported, which would open

@@ -16,6 +16,7 @@ from typing import Any
 
 from gemctl.config.schema import Config
 from gemctl.errors import InputError
+from gemctl.run.checkpoints import size_of
 from gemctl.run.conclusion import cause_of, ending
 from gemctl.run.directory import RunDir
 from gemctl.run.efficiency import Efficiency, efficiency
@@ -290,7 +291,7 @@ def _checkpoints(run: RunDir) -> list[CheckpointReport]:
     found = []
     for checkpoint in checkpoints(run):
         faults = [checkpoint.flaw] if checkpoint.flaw else verify(checkpoint.path)
-        size = sum(file.stat().st_size for file in checkpoint.path.iterdir() if file.is_file())
+        size = size_of(checkpoint.path)
         state = "; ".join(faults) if faults else "verified"
         saved = _save(run, checkpoint)
         times = (saved.get("stall"), saved.get("seconds"))

@@ -11,10 +11,15 @@ The supervisor tells from it where a rank failed, and that one hangs: a stage wi
 """
 
 import os
+import shutil
+import tempfile
 import time
 import traceback
+from pathlib import Path
 from typing import Any, Literal
 
+from gemctl.errors import FULL
+from gemctl.paths import exists
 from gemctl.run.attempt import Attempt
 from gemctl.run.files import JsonLog, last_line
 
@@ -27,7 +32,7 @@ class StageRecorder:
     """Appends to the record of one rank; a line costs about 10 µs."""
 
     def __init__(self, attempt: Attempt, rank: int) -> None:
-        self._log = JsonLog(attempt.rank_log(rank))
+        self._folder, self._log = attempt.path, JsonLog(attempt.rank_log(rank))
         self._stage: str = "start"
         self._step: int | None = None
         self._failed = False
@@ -43,7 +48,7 @@ class StageRecorder:
         if self._failed:
             return
         self._failed = True
-        self._log.write(_failure(error, self._stage, self._step), last=True)
+        self._log.write(_failure(error, self._stage, self._step, self._folder), last=True)
 
     def finish(self, result: Literal["finished", "stopped"], step: int) -> None:
         """The rank has done its work (`finished`) or saved and left on request (`stopped`), `step` steps done."""
@@ -51,14 +56,24 @@ class StageRecorder:
         self._log.write(line, last=True)
 
 
-def _failure(error: BaseException, stage: str, step: int | None) -> dict[str, Any]:
+def free_space(*folders: str | Path) -> str:
+    """What is left on the disks that a rank writes to, for an error that names no file."""
+    return ", ".join(
+        f"{shutil.disk_usage(folder).free:,} bytes free in {folder}" for folder in folders if exists(folder)
+    )
+
+
+def _failure(error: BaseException, stage: str, step: int | None, folder: Path) -> dict[str, Any]:
+    message = str(error)
+    if isinstance(error, OSError) and error.errno in FULL and error.filename is None:
+        message += f" ({free_space(folder, '/dev/shm', tempfile.gettempdir())})"
     return {
         "event": "fail",
         "stage": stage,
         "step": step,
         "time": time.time(),
         "type": type(error).__name__,
-        "message": str(error)[:MESSAGE],
+        "message": message[:MESSAGE],
         "trace": "".join(traceback.format_exception(error))[-2 * MESSAGE :],
     }
 
@@ -75,4 +90,4 @@ def fail_unrecorded(attempt: Attempt, rank: int, error: BaseException) -> None:
     if last["event"] == "fail":
         return
     log = JsonLog(attempt.rank_log(rank))
-    log.write(_failure(error, last["stage"], last["step"]), last=True)
+    log.write(_failure(error, last["stage"], last["step"], attempt.path), last=True)

@@ -4,13 +4,13 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from gemctl.errors import InputError
+from gemctl.errors import InputError, Unreadable
 from gemctl.run import requests
 from gemctl.run.attempt import Attempt, may_go_on
 from gemctl.run.conclusion import cause_of
 from gemctl.run.directory import RunDir
 from gemctl.run.files import last_line
-from gemctl.run.manifest import valid_checkpoints
+from gemctl.run.manifest import Checkpoint, checkpoints
 from gemctl.run.submission import Job, Submission, newest
 
 
@@ -68,7 +68,8 @@ class Budget:
 
 @dataclass(frozen=True)
 class RunStatus:
-    """One run; `attempts` oldest first; `checkpoint_step`: steps in its newest checkpoint.
+    """One run; `attempts` oldest first; `checkpoint_step`: steps in its newest valid checkpoint; `unusable`: a newer
+    one, and why it cannot be used.
 
     `state`: the last attempt's, or waiting (in a queue), starting, restarting, stopping, withdrawn (stopped before it
     began), not started, never started.
@@ -83,6 +84,7 @@ class RunStatus:
     attempts: list[AttemptStatus]
     checkpoint: str | None
     checkpoint_step: int | None
+    unusable: str | None = None
     ranks: list[Ranks] = field(default_factory=list)
     budgets: list[Budget] = field(default_factory=list)
     conclusion: str | None = None
@@ -91,11 +93,12 @@ class RunStatus:
 
 @dataclass(frozen=True)
 class RunList:
-    """All runs below `root`, oldest first; `unreadable`: why some are not among them."""
+    """Runs below `root`, oldest first; `unreadable`: why some are not among them; `older`: how many were left out."""
 
     root: str
     runs: list[RunStatus]
     unreadable: list[str]
+    older: int = 0
 
 
 def open_submission(run: RunDir) -> Submission | None:
@@ -118,7 +121,7 @@ def status(run: RunDir, job: Job | None = None) -> RunStatus:
         raise InputError(f"{run.path / 'run.json'}: {', '.join(missing)}: missing")
     found = run.attempts()
     attempts = [_attempt(attempt) for attempt in found]
-    saved = next(iter(valid_checkpoints(run)), None)
+    saved, unusable = _newest_saved(run)
     submission = newest(run)
     return RunStatus(
         run_id=run.run_id,
@@ -130,7 +133,18 @@ def status(run: RunDir, job: Job | None = None) -> RunStatus:
         attempts=attempts,
         checkpoint=None if saved is None else saved.path.name,
         checkpoint_step=None if saved is None else saved.step,
+        unusable=unusable,
     )
+
+
+def _newest_saved(run: RunDir) -> tuple[Checkpoint | None, str | None]:
+    """The newest valid checkpoint, and why a newer one, or all of them, cannot be used."""
+    try:
+        published = [one for one in checkpoints(run) if one.current]
+    except Unreadable as error:
+        return None, str(error)
+    saved = next((one for one in published if one.state == "valid"), None)
+    return saved, published[0].reason if published and published[0] is not saved else None
 
 
 def ranks(attempt: Attempt) -> list[Ranks]:

@@ -115,7 +115,8 @@ class Submission:
 
     @property
     def base(self) -> Base | None:
-        """What its first attempt starts from, verified when it was made; None: the newest then."""
+        """What its first attempt starts from, verified when it was made (or, without a checkpoint, step 0 because the
+        user has said so); None: the newest then."""
         base = self.asked.get("base")
         return Base(**base.fields(Base)) if base is not None else None
 

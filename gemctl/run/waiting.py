@@ -6,6 +6,7 @@ stragglers(read_journals(run))
 from dataclasses import dataclass
 
 from gemctl.run.journal import STARTUP, Journal, Line
+from gemctl.run.rollup import worst_lost
 
 ASIDE = (*STARTUP, "peak", "eval", "checkpoint_stall")  # of no step
 
@@ -46,7 +47,7 @@ def _step_seconds(line: Line) -> float:
 
 
 def _join(journal: Journal, lines: list[Line], seconds: float) -> StragglerReport:
-    worst = max(lines, key=lambda line: float(line["lost"]))
+    worst = max(lines, key=worst_lost)
     lost = sum(line["lost"] for line in lines)
     return StragglerReport(
         attempt=journal.attempt.number,

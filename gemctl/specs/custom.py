@@ -24,7 +24,8 @@ from functools import cache
 from typing import Any, Protocol
 
 from gemctl.errors import InputError
-from gemctl.specs.interaction import CustomSpec
+from gemctl.specs.interaction import CustomSpec, members
+from gemctl.specs.model import ModelConfig
 from gemctl.specs.weights import Weight
 
 PARTS = {
@@ -45,6 +46,12 @@ class OwnBlock(Protocol):
 
     def kept(self, inputs: int, dim: int) -> int:
         """Values that a row keeps for the backward."""
+
+
+def modules(model: ModelConfig) -> list[str]:
+    """The modules that a model has imported when it is planned; their specs name more, which its ranks import."""
+    blocks = [member for layer in model.layers for member in members(layer.interaction)]
+    return sorted({block.kind.rpartition(".")[0] for block in blocks if isinstance(block, CustomSpec)})
 
 
 def load(spec: CustomSpec) -> OwnBlock:

@@ -124,15 +124,15 @@ def dump(data: Any) -> str:
 
 def quoted(text: str) -> str:
     """`text` in double quotes, on one line, as YAML reads it back."""
-    return '"' + "".join(map(_escaped, text)) + '"'
+    return '"' + printable(text.replace("\\", "\\\\").replace('"', '\\"')) + '"'
 
 
-def _escaped(char: str) -> str:
-    if char in '"\\':
-        return f"\\{char}"
-    if char.isprintable():
-        return char
-    code = ord(char)
+def printable(text: str) -> str:
+    """`text` on one line: what is not to be seen, line breaks too, by its code."""
+    return "".join(char if char.isprintable() else _code(ord(char)) for char in text)
+
+
+def _code(code: int) -> str:
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 

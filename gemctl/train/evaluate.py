@@ -73,6 +73,7 @@ def _check_rows(url: DataPath, data: DataConfig, spec: FeatureSpec) -> None:
     """InputError for rows that can't be read, or whose ids or times are of other kinds than those trained on."""
     scored = open_source(url, data, spec)
     scored.close()
+    scored.check_memory(this_host(gpus=False).memory)
     try:
         trained = open_source(data.train, data, spec)
     except InputError:

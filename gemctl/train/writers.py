@@ -24,8 +24,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gemctl.data.batch import Batch
+from gemctl.durable import named
 from gemctl.parallel.traffic import AXES, COLLECTIVES, TrafficCounter
 from gemctl.run.files import JsonLog
+from gemctl.run.rollup import Rollup
 from gemctl.specs.data import FeatureSpec
 from gemctl.train.ledger import PARTS, Ledger, gpu_memory, peak_rss
 from gemctl.train.metrics import Quality, TaskMetrics
@@ -84,6 +86,7 @@ class TrainLog:
         self._tb: SummaryWriter | None = None
         if rank == 0:
             self._files = {name: JsonLog(attempt_dir / f"{name}.jsonl") for name in ("metrics", "ledger")}
+            self._rollup = Rollup(attempt_dir / "rollup.jsonl")
 
     def add(
         self, batch: Batch, logits: Tensor, *, loss: float, flops: float, counted: Sequence[bool] | None = None
@@ -116,7 +119,7 @@ class TrainLog:
         """Writes at once which ranks the others wait for; rank 0's to call, or with nothing."""
         for one in found:
             line = {"kind": "straggler", "time": time.time(), **asdict(one), "host": self._host(one.rank)}
-            self._files["ledger"].write(line)
+            self._write("ledger", line)
 
     def _host(self, rank: int) -> str | None:
         return self._hosts[rank] if self._hosts else None
@@ -133,9 +136,10 @@ class TrainLog:
         if self._rank == 0:
             now = time.time()
             line = self._metrics_line(step, now, matrix, counters) | {"lr": lr, "grad_norm": grad_norm}
-            self._files["metrics"].write(_finite(line))
+            self._write("metrics", _finite(line))
             lost = [{**asdict(one), "host": self._host(one.rank)} for one in stragglers]
-            self._files["ledger"].write(self._ledger_line(step, now, matrix) | {"traffic": traffic, "stragglers": lost})
+            self._write("ledger", self._ledger_line(step, now, matrix) | {"traffic": traffic, "stragglers": lost})
+            self._rollup.interval_done(*(self._files[name].size() for name in ("metrics", "ledger")))
             self._to_tensorboard(step, line)
         self._metrics.reset()
         self._counters.zero_()
@@ -209,25 +213,34 @@ class TrainLog:
         """Writes an evaluation of all eval rows after `step` completed steps."""
         if self._rank == 0:
             line = {"kind": "eval", "step": step, "time": time.time(), "seconds": seconds, "tasks": tasks}
-            self._files["metrics"].write(_finite(line))
+            self._write("metrics", _finite(line))
             self._to_tensorboard(step, line)
+
+    def _write(self, file: str, line: dict[str, Any]) -> None:
+        self._files[file].write(line)
+        self._rollup.add(file, line)
 
     def _to_tensorboard(self, step: int, line: dict[str, Any]) -> None:
         if self._tb is None:
             # 0.15 s; here, after the first steps, it delays nothing that start-up waits for.
             from torch.utils.tensorboard import SummaryWriter
 
-            self._tb = SummaryWriter(str(self._tb_dir))
-        for tag, value in _scalars(line):
-            self._tb.add_scalar(tag, value, step, walltime=line["time"])
+            with named(self._tb_dir):
+                self._tb = SummaryWriter(str(self._tb_dir))
+        with named(self._tb_dir):  # what its own thread could not write is raised here, without a name
+            for tag, value in _scalars(line):
+                self._tb.add_scalar(tag, value, step, walltime=line["time"])
 
     def close(self) -> None:
         """Closes the files, whose lines are on disk then."""
         for file in self._files.values():
             file.sync()
             file.close()
+        if self._rank == 0:
+            self._rollup.close()
         if self._tb is not None:
-            self._tb.close()
+            with named(self._tb_dir):
+                self._tb.close()
 
 
 def _scalars(line: dict[str, Any]) -> list[tuple[str, float]]:

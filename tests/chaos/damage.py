@@ -1,6 +1,6 @@
 """What happens to the files of a checkpoint on a bad disk, or in bad hands.
 
-done = damage(run, Damage("flip", "data", 0.3))      # the folders that count for nothing from now on
+done = damage(run, Damage("flip", "data", 0.3))      # the folders that are damaged from now on
 """
 
 import os
@@ -17,17 +17,20 @@ from tests.chaos.scenario import Damage
 PLANTED = "planted"  # a folder of the case that only a pickle which runs would make
 
 
-def damage(run: RunDir, what: Damage) -> list[Path]:
-    """Does it to one valid checkpoint; every folder that it has touched."""
+def damage(run: RunDir, what: Damage) -> list[Path] | None:
+    """Does it to one valid checkpoint; every folder that it has damaged, None if there was no such checkpoint. Whole
+    checkpoints under each other's names are none: their manifests say which they are."""
     valid = [checkpoint.path for checkpoint in checkpoints(run) if checkpoint.flaw is None]
     if len(valid) <= what.newest:
-        return []
+        return None
     folder = valid[what.newest]
     if what.what in PAIRS:
         older = valid[what.newest + 1 :][:1]
         for other in older:
             PAIRS[what.what](_file(folder, what), other)
-        return [folder, *older] if older else []
+        if not older:
+            return None
+        return [] if what.what == "swap_folders" else [folder, *older]
     FILES[what.what](_file(folder, what), what.draw)
     return [folder]
 

@@ -32,7 +32,7 @@ def _spoil_and_kill(case: Case, deed: Deed, resume: list[str]) -> None:
     """The newest checkpoint is damaged and a rank killed: the next attempt has to find that out by itself."""
     if case.run is not None:
         touched = damage(case.run, Damage(deed.what.partition("_")[0], "data", 0.5))
-        case.damaged |= {path.name for path in touched}
+        case.damaged |= {path.name for path in touched or []}
     case.send(signal.SIGKILL, [pid for rank, pid in case.ranks().items() if rank == deed.rank])
 
 

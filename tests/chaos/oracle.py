@@ -68,28 +68,38 @@ def _taken(run: RunDir, scenario: Scenario) -> list[str]:
 def _lost(case: Case, run: RunDir, keep: int) -> list[str]:
     """Checkpoints that were published, are not damaged by us, and can't be loaded or were passed over."""
     bases = {one.number: (one.base(), one.claim().time) for one in run.attempts() if one.base_file.exists()}
-    steps = {name: tuple(map(int, match.groups())) for name in case.published if (match := FOLDER.fullmatch(name))}
+    held = {name: FOLDER.fullmatch(case.holds.get(name, name)) for name in case.published}
+    steps = {name: tuple(map(int, match.groups())) for name, match in held.items() if match}
 
     def void(name: str, before: float) -> bool:
         """True once an attempt before `before` has gone on without it."""
         step, attempt = steps[name]
         return any(number > attempt and base.step < step and at < before for number, (base, at) in bases.items())
 
+    def outlived(name: str, before: float) -> bool:
+        """True once `keep` newer ones were there, so that retention may have deleted it."""
+        return sum(steps[one] > steps[name] and seen < before for one, seen in case.published.items()) >= keep
+
     said = []
     for number, (base, claimed) in bases.items():
-        known = [
+        there = [
             name
             for name, seen in case.published.items()
-            if seen < claimed and steps[name][1] < number and name not in case.damaged and not void(name, claimed)
+            if seen < claimed and steps[name][1] < number and not void(name, claimed)
         ]
+        known = [name for name in there if name not in case.damaged and not outlived(name, claimed)]
         best = max((steps[name][0] for name in known), default=0)
         if base.step < best:
             said.append(f"attempt {number} started from step {base.step}, though step {best} was published before it")
+        if there and base.checkpoint is None and not base.left_alone:
+            said.append(f"attempt {number} started from zero, though {', '.join(sorted(there))} had been published")
+        gone = [name for name in base.left_alone if not (run.checkpoints / name).exists()]
+        said += [f"{name} was passed over by attempt {number} and is gone" for name in gone]
     present = {one.path.name: one for one in checkpoints(run)}
     for name in case.published.keys() - case.damaged:
         if name in present and present[name].flaw is None:
             said += verify(present[name].path)
-        elif not void(name, float("inf")) and sum(steps[one] > steps[name] for one in case.published) < keep:
+        elif not void(name, float("inf")) and not outlived(name, float("inf")):
             said.append(f"{name} was published and is gone")
     return said
 

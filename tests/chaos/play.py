@@ -1,5 +1,7 @@
 """Plays one scenario in this process: its commands, deeds and damage, then a last resume, unless all is done already.
 
+Where that is refused, as no checkpoint can be used, the run is told to start from scratch.
+
 case = play(draw(17), folder, config)
 """
 
@@ -8,11 +10,14 @@ from pathlib import Path
 
 from gemctl.run.directory import RunDir
 from gemctl.run.files import LogTail
+from gemctl.run.manifest import checkpoints, folder_name
 from tests.chaos.damage import damage
 from tests.chaos.deeds import DEEDS
 from tests.chaos.layouts import LAYOUTS
 from tests.chaos.processes import Case, ranks, stopped
 from tests.chaos.scenario import Command, Deed, Scenario, When
+
+FROM_SCRATCH = "--from-scratch"
 
 
 def play(scenario: Scenario, folder: Path, config: Path) -> Case:
@@ -20,8 +25,10 @@ def play(scenario: Scenario, folder: Path, config: Path) -> Case:
     case = Case(folder)
     for command in scenario.commands:
         _run(case, scenario, command, config)
-    if case.damaged or not _finished(case.run):
+    if case.touched or not _finished(case.run):
         _run(case, scenario, Command(scenario.layout.name), config)
+    if case.commands[-1].code == 2 and FROM_SCRATCH in case.commands[-1].err:
+        _run(case, scenario, Command(scenario.layout.name), config, FROM_SCRATCH)
     return case
 
 
@@ -30,10 +37,10 @@ def _finished(run: RunDir | None) -> bool:
     return last is not None and (last.end() or {}).get("outcome") == "finished"
 
 
-def _run(case: Case, scenario: Scenario, command: Command, config: Path) -> None:
+def _run(case: Case, scenario: Scenario, command: Command, config: Path, *more: str) -> None:
     attempts = case.run.attempts() if case.run else []
     first = attempts[-1].number + 1 if attempts else 1
-    words = _words(case.run, scenario, command)
+    words = [*_words(case.run, scenario, command), *more]
     again = ["resume", f"{case.folder}/runs/chaos", *words[2:]]
     for deed in command.deeds:
         _await(case, deed, first, again)
@@ -42,9 +49,12 @@ def _run(case: Case, scenario: Scenario, command: Command, config: Path) -> None
     case.start(words, "well" if command.well else "any", ";".join(plant.text(first) for plant in command.plants))
     case.follow()
     for one in command.damage:
-        touched = damage(case.run, one) if case.run else []
-        case.damaged |= {path.name for path in touched}
-        if not touched:
+        touched = damage(case.run, one) if case.run else None
+        case.touched |= touched is not None
+        case.damaged |= {path.name for path in touched or []}
+        found = checkpoints(case.run) if case.run else []
+        case.holds = {one.path.name: folder_name(one.step, one.attempt) for one in found}
+        if touched is None:
             case.missed.append(f"{one.what}: there was no such checkpoint")
 
 

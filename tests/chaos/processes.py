@@ -52,6 +52,8 @@ class Case:
         self.commands: list[Ran] = []
         self.published: dict[str, float] = {}  # checkpoint → when its manifest was first seen
         self.damaged: set[str] = set()
+        self.touched = False  # something was done to its checkpoints
+        self.holds: dict[str, str] = {}  # folder → the checkpoint in it, by name, as some have changed places
         self.missed: list[str] = []  # deeds whose moment did not come
         self.hung: list[str] = []
         self.orphans: list[str] = []

@@ -10,6 +10,7 @@ from typing import Any
 from unittest.mock import patch
 
 from gemctl.run.manifest import checkpoints
+from gemctl.run.selection import Choice
 from tests.chaos import commands, suite
 from tests.chaos.layouts import STEPS
 from tests.chaos.oracle import judge
@@ -87,9 +88,14 @@ def _delete_one(case: Case) -> None:
 
 def _pass_over() -> None:
     def older(run: Any) -> Any:
-        return sorted((one for one in checkpoints(run) if one.flaw is None), key=lambda one: one.step)[0], []
+        return Choice(sorted((one for one in checkpoints(run) if one.flaw is None), key=lambda one: one.step)[0])
 
     _patch("gemctl.run.preflight", "newest_verified", older)
+
+
+def _from_zero() -> None:
+    _patch("gemctl.run.preflight", "newest_verified", lambda run: Choice())
+    _patch("gemctl.recover.supervisor", "newest_verified", lambda *_: Choice())
 
 
 def _impatient() -> None:
@@ -121,6 +127,7 @@ WRONG = {
     "an orphan": _Wrong((ORPHANED,), before=_keep_orphans),
     "a lost checkpoint": _Wrong((KILLED,), after=_delete_one),
     "a passed over checkpoint": _Wrong((KILLED,), before=_pass_over),
+    "a start from zero": _Wrong((KILLED,), before=_from_zero),
     "a hang": _Wrong((HANGING,), before=_impatient),
     "a traceback": _Wrong((KILLED,), before=_fail),
 }
@@ -132,6 +139,7 @@ def _damaged(*damage: Damage) -> Command:
 
 FOUND = {
     "two checkpoints have changed places": _Wrong((_damaged(Damage("swap_folders", "data", 0.5)),)),
+    "three have": _Wrong((_damaged(*(Damage("swap_folders", "data", 0.5, newest) for newest in range(2))),)),
     "no checkpoint is whole": _Wrong((_damaged(*(Damage("flip", "data", 0.5, newest) for newest in range(3))),)),
     "a planted pickle is all that there is to read": _Wrong((_damaged(Damage("plant", "data", 0.5)),)),
     "two resumes at once": _Wrong((KILLED, Command("two", deeds=(Deed("resume_too", When(0, "command")),)))),

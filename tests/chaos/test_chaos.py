@@ -43,6 +43,7 @@ def test_the_suite_objects_to_what_is_wrong(root: Path) -> None:
     assert any(
         re.search("from step 2, though step [46] was published", line) for line in said["a passed over checkpoint"]
     )
+    assert any(re.search("from zero, though .* had been published", line) for line in said["a start from zero"])
     assert any("ran for more than 4 s" in line for line in said["a hang"])
     assert any("ended with a traceback: ValueError: planted" in line for line in said["a traceback"])
 

@@ -142,6 +142,8 @@ class Value:
         (Interrupted("told to end", 143), 143, "told to end\n"),
         (OSError(28, "full", "/x/y"), 1, "error: /x/y: No space left on device\n"),
         (OSError(30, "read-only", "/x/y"), 1, "error: /x/y: Read-only file system\n"),
+        (OSError(27, "limit", "/x/y"), 1, "error: /x/y: File too large\n"),
+        (OSError(122, "quota", "/x/y"), 1, "error: /x/y: Disk quota exceeded\n"),
     ],
 )
 def test_exit_codes(

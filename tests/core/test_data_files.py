@@ -1,5 +1,6 @@
 """What a data path means: files, folders with partitions, globs, lists; what is passed over and what is said."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import fsspec
@@ -11,11 +12,13 @@ import pytest
 from gemctl.commands.configured import check_data
 from gemctl.commands.inputs import absolute
 from gemctl.config.compose import compose
-from gemctl.config.schema import DataConfig
+from gemctl.config.schema import Config, DataConfig
 from gemctl.data import parquet
 from gemctl.data.files import find_files
+from gemctl.data.footers import READ_BYTES
 from gemctl.data.parquet import ParquetSource
 from gemctl.errors import InputError
+from gemctl.plan.build import build
 from gemctl.plan.data_facts import data_facts
 from gemctl.specs.feature_spec import parse
 
@@ -154,3 +157,39 @@ def test_the_configuration_takes_a_list(tmp_path: Path) -> None:
     for wrong in ("[]", "3", "[a,3]", "''"):
         with pytest.raises(InputError, match=r"data\.train"):
             compose(None, [*words, f"data.train={wrong}"])
+
+
+BOMB_SPEC = """
+{name: s, tables: [{name: item, rows: 9}], timestamp: time, dense: [{name: x}], labels: [{name: y}],
+ sequences: [{name: h, timestamps: h_time, max_length: 5, ids: [{name: i, table: item, column: h_item}]}]}
+"""
+
+
+def bomb(path: Path, events: int) -> Path:
+    """A small file, with `events` in the last of its four rows."""
+    offsets = pa.array([0, 1, 2, 3, 3 + events], pa.int32())
+    lists = {name: pa.ListArray.from_arrays(offsets, pa.array(np.ones(3 + events, np.int64)))
+             for name in ("h_item", "h_time")}  # fmt: skip
+    table = pa.table({**lists, "h.time": [1] * 4, "time": [9] * 4, "x": [1.0] * 4, "y": [0, 1, 0, 1]})
+    pq.write_table(table, path, compression="zstd")
+    return path
+
+
+def test_a_row_of_more_events_than_memory_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    path = bomb(tmp_path / "bomb.parquet", 1_000_000)
+    assert path.stat().st_size < 10_000
+    (tmp_path / "spec.yaml").write_text(BOMB_SPEC)
+    data = DataConfig(spec=str(tmp_path / "spec.yaml"), train=str(path), eval=str(path))
+    values = 2 * 1_000_003 + 3 * 4
+    facts = data_facts(data, parse(BOMB_SPEC, "spec"))
+    assert facts.largest_read == values and facts.mean_events == {"h": 5.0}
+    assert data_facts(replace(data, histories="empty"), parse(BOMB_SPEC, "spec")).largest_read == 2 * 4
+    plan = build(Config(data=data), parse(BOMB_SPEC, "spec"))
+    (read,) = [item for item in plan.objects if item.name == "row groups read"]
+    assert read.largest == values * READ_BYTES and f"{values} values of the largest row group" in read.formula
+    check_data(data, memory=values * READ_BYTES)
+    with pytest.raises(InputError) as caught:
+        check_data(data, memory=values * READ_BYTES - 1)
+    assert len(caught.value.problems) == 2
+    for problem in caught.value.problems:
+        assert problem.startswith(f"{path}: row group 0: 4 rows with 2,000,018 values in the columns that are needed")

@@ -158,21 +158,21 @@ def test_a_read_that_a_server_refuses_once_is_done_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     create(tmp_path / "a", "text")
-    real, tried = Path.read_bytes, []
+    real, tried = os.open, []
 
-    def once(path: Path) -> bytes:
+    def once(path: Path, flags: int) -> int:
         tried.append(path)
         if len(tried) == 1:
             raise OSError(number, os.strerror(number))
-        return real(path)
+        return real(path, flags)
 
-    monkeypatch.setattr(Path, "read_bytes", once)
+    monkeypatch.setattr(os, "open", once)
     assert read(tmp_path / "a") == b"text"
     assert len(tried) == 2
 
 
 def test_a_read_that_is_refused_for_good_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Path, "read_bytes", refuse(errno.EIO))
+    monkeypatch.setattr(os, "open", refuse(errno.EIO))
     monkeypatch.setattr(durable, "PAUSES", (0.0,))
     with pytest.raises(OSError, match="Input/output error"):
         read(tmp_path / "a")

@@ -60,7 +60,15 @@ def _wait_until(true: Callable[[], bool]) -> None:
 
 
 def _args(run: RunDir, **more: object) -> argparse.Namespace:
-    given = {"run": str(run.path), "root": "", "attempt": None, "rank": None, "merged": False, "follow": False}
+    given = {
+        "run": str(run.path),
+        "root": "",
+        "attempt": None,
+        "rank": None,
+        "merged": False,
+        "follow": False,
+        "tail": None,
+    }
     return argparse.Namespace(**{**given, "json": False, **more})
 
 
@@ -242,3 +250,45 @@ def test_a_reader_that_has_gone_ends_the_writing(run: RunDir) -> None:
     assert b"process" in shown.stdout.readline()
     shown.stdout.close()
     assert (shown.wait(30), shown.stderr.read()) == (1, b"")
+
+
+def test_the_last_lines_are_those_that_all_lines_end_with(run: RunDir) -> None:
+    attempt = _start(run, 1)
+    index, metrics = OutputTimes(attempt, 0), JsonLog(attempt.metrics)
+    for number in range(200):
+        _say(attempt, number % 2, f"line {number}\n" + "\n" * (number % 3 == 0))
+        index.look(range(RANKS))
+        if number % 5 == 0:
+            metrics.write({"kind": "train", "time": time.time(), "step": number})
+            for stage in ("data", "step"):
+                StageRecorder(attempt, 0).enter(stage, number)
+        time.sleep(0.001)
+    StageRecorder(attempt, 1).enter("save", 200)
+
+    def shown(tail: int | None) -> list[tuple[str, str, object]]:
+        lines = logs._last(AttemptTail(run, attempt, Selection(merged=True, tail=tail)).new(), tail)
+        return [(line.source, line.text, (line.record or {}).get("step")) for line in lines]
+
+    whole = shown(None)
+    assert len(whole) > 300 and ("rank 1", "stage save, step 200", None) in whole
+    for tail in (1, 2, 7, 50, 1000):
+        assert shown(tail) == whole[-tail:]
+
+
+def test_fewer_lines_than_one_are_refused(run: RunDir) -> None:
+    _start(run, 1)
+    with pytest.raises(InputError, match="--tail 0"):
+        logs.run(_args(run, tail=0))
+
+
+@pytest.mark.slow
+def test_the_end_of_a_gigabyte_is_there_at_once(run: RunDir) -> None:
+    attempt = _start(run, 1)
+    text = b"".join(b"%063d\n" % number for number in range(1 << 20))
+    with attempt.rank_output(0).open("wb") as file:
+        for _ in range(16):
+            file.write(text)
+    start = time.process_time()
+    lines = list(logs._last(AttemptTail(run, attempt, Selection(rank=0, tail=100)).new(), 100))
+    assert time.process_time() - start < 1
+    assert [int(line.text) for line in lines[-99:]] == list(range((1 << 20) - 99, 1 << 20))

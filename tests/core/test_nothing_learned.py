@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from gemctl.config.compose import compose
 from gemctl.config.schema import LauncherConfig, TopologyConfig
 from gemctl.data.batch import Batch
 from gemctl.data.synthetic import ensure
@@ -30,6 +31,7 @@ from gemctl.train.policy import NothingLearned, Spikes
 from gemctl.train.step import Flags, Stepper
 from gemctl.train.writers import TrainLog
 from tests.recovery.real_run import real_run
+from tests.recovery.saved_run import words
 from tests.recovery.small_run import Ended
 from tests.small import SPEC, local_batch, small_config
 from tests.world import run_world
@@ -136,11 +138,8 @@ def test_runs_that_learn_nothing_fail_once(tmp_path: Path) -> None:
     ended = _go(tmp_path / "nan", nan, "train.steps=3")
     assert ended.error == "RunFailed" and "none of the 3 steps was taken" in ended.message
     assert "not tried again: another attempt would see the same rows" in ended.message
-    data = tmp_path / "data"
-    _null_labels(data)
-    words = [f"data.{key}={data}/{name}" for key, name in
-             (("train", "train.parquet"), ("eval", "eval.parquet"), ("spec", "spec.yaml"))]  # fmt: skip
-    ended = _go(tmp_path / "null", "", *words, "data.synthetic=null", "train.steps=20")
+    _null_labels(tmp_path / "null")
+    ended = _go(tmp_path / "null", "", "train.steps=20")
     assert (
         ended.error == "RunFailed" and "no row of all 300 rows counts for any task (click, conversion)" in ended.message
     )
@@ -153,16 +152,12 @@ def _go(folder: Path, inject: str, *overrides: str) -> Ended:
 
 
 def _null_labels(folder: Path) -> None:
-    """The small synthetic log with null for every click."""
-    from gemctl.config.compose import compose
-    from tests.recovery.saved_run import words
-
-    config = compose(None, words(folder.parent))
-    ensure(config.data)
+    """The small synthetic log of a run in `folder`, with null for every label."""
+    ensure(compose(None, words(folder)).data)
     for name in ("train", "eval"):
-        path = folder / f"{name}.parquet"
+        path = folder / f"data/{name}.parquet"
         table = pq.read_table(path)
         for label in ("click", "conversion"):
-            column = pa.nulls(table.num_rows, pa.float32())
-            table = table.set_column(table.schema.names.index(label), label, column)
+            nulls = pa.nulls(table.num_rows, pa.float32())
+            table = table.set_column(table.schema.names.index(label), label, nulls)
         pq.write_table(table, path)

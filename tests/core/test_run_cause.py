@@ -1,6 +1,7 @@
 """Root causes from records: signals first, own exceptions before lost peers, the rank that waits for nobody."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,6 +10,9 @@ from gemctl.recover.cause import Frame, hung_rank, root_cause, threads, waits
 from gemctl.recover.records import RankRecord
 from gemctl.run.attempt import Attempt, claim
 from gemctl.run.directory import RunDir
+from gemctl.run.files import read_log
+from gemctl.run.process import WORDLESS
+from gemctl.run.stages import StageRecorder
 
 PEER = ("RuntimeError", "[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4711")
 COLLECTIVE = [Frame("/lib/torch/distributed/distributed_c10d.py", 3021, "all_reduce"), Frame("loop.py", 1, "step")]
@@ -113,3 +117,34 @@ Current thread 0x00007f02 (most recent call first):
     assert main == [Frame("/a b/inject.py", 72, "maybe_inject"), Frame("/a b/worker.py", 155, "_enter")]
     assert [frame.function for frame in other] == ["wait", "_bootstrap"]
     assert threads("") == []
+
+
+def _agent_said(attempt: Attempt, text: str) -> str:
+    attempt.agent_output(0).write_text(text, encoding="utf-8")
+    return root_cause(attempt, [RankRecord(0)], None, WORDLESS).text()
+
+
+def test_agent_that_could_not_record_why_it_failed_is_quoted(attempt: Attempt) -> None:
+    error = "OSError: [Errno 28] No space left on device: '/runs/1/agent-0.jsonl'"
+    told = _agent_said(attempt, f'Traceback (most recent call last):\n  File "a.py", line 1, in b\n{error}\n')
+    assert told == f"the agent failed: {error}"
+
+
+def test_agent_that_could_not_even_print_why_it_failed_is_told_with_the_full_disk(
+    attempt: Attempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert _agent_said(attempt, "a warning: x\n") == "the agent failed: it ended without a word"
+    for blocks, files, free in ((0, 100, 7), (9, 100, 0), (9, 0, 0)):
+        disk = SimpleNamespace(f_bavail=blocks, f_files=files, f_favail=free)
+        monkeypatch.setattr("gemctl.recover.cause.os.statvfs", lambda _, disk=disk: disk)
+        full = f" (the disk of {attempt.path} is full)" if files else ""
+        assert _agent_said(attempt, "") == f"the agent failed: it ended without a word{full}"
+
+
+def test_a_full_disk_that_no_file_is_named_for_is_told_with_what_is_left(attempt: Attempt) -> None:
+    StageRecorder(attempt, 0).fail(OSError(28, "No space left on device"))
+    (line,) = [line for line in read_log(attempt.rank_log(0)) if line["event"] == "fail"]
+    assert line["message"].startswith("[Errno 28] No space left on device (")
+    assert f"bytes free in {attempt.path}, " in line["message"]
+    StageRecorder(attempt, 1).fail(OSError(28, "No space left on device", "/x"))
+    assert read_log(attempt.rank_log(1))[-1]["message"] == "[Errno 28] No space left on device: '/x'"

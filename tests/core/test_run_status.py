@@ -13,6 +13,7 @@ from gemctl.errors import InputError
 from gemctl.run import requests
 from gemctl.run.attempt import Attempt, Base, Heartbeat, claim
 from gemctl.run.directory import RunDir
+from gemctl.run.files import create_json
 from gemctl.run.stages import StageRecorder
 from gemctl.run.status import RunStatus
 
@@ -52,8 +53,25 @@ def test_status_follows_a_run_to_its_end(run: RunDir) -> None:
 
 
 def test_list_has_every_run(run: RunDir) -> None:
-    value = listing.run(argparse.Namespace(root=str(run.path.parent.parent)))
+    value = listing.run(argparse.Namespace(root=str(run.path.parent.parent), last=None, json=False))
     assert [found.run_id for found in value.runs] == [run.run_id]
+
+
+def test_list_shows_the_newest_and_counts_the_others(tmp_path: Path) -> None:
+    for number in range(60):
+        folder = tmp_path / "demo" / f"20261130-0000{number:02}-abcd"
+        folder.mkdir(parents=True)
+        create_json(folder / "run.json", {"name": "demo", "created": float(number)})
+
+    def shown(last: int | None, json: bool = False) -> tuple[list[float], int]:
+        value = listing.run(argparse.Namespace(root=str(tmp_path), last=last, json=json))
+        return [found.created for found in value.runs], value.older
+
+    assert shown(None) == (list(range(10, 60)), 10)
+    assert shown(None, json=True) == shown(0) == shown(60) == shown(99) == (list(range(60)), 0)
+    assert shown(2) == ([58.0, 59.0], 58)
+    with pytest.raises(InputError, match="--last -1"):
+        shown(-1)
 
 
 def test_stop_is_filed_for_a_run_that_beats_and_refused_else(run: RunDir) -> None:
@@ -107,7 +125,7 @@ def test_run_that_cannot_be_read_is_named_and_hides_no_other(run: RunDir) -> Non
         (folder / "run.json").write_text(text)
     other = RunDir.create(str(run.path.parent.parent), "gem", ["gemctl", "train"])
     _start(other, 1).end_file.mkdir()
-    value = listing.run(argparse.Namespace(root=str(run.path.parent.parent)))
+    value = listing.run(argparse.Namespace(root=str(run.path.parent.parent), last=None, json=False))
     assert [found.run_id for found in value.runs] == [run.run_id]
     (strange,) = [problem for problem in value.unreadable if other.run_id in problem]
     assert strange.endswith("attempts/1/end.json: Is a directory")

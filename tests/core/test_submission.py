@@ -151,20 +151,20 @@ def test_a_stop_request_that_found_nobody_holds_for_the_supervisor_that_comes(ru
 def test_a_run_that_waits_is_listed_and_can_be_withdrawn(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     queue = Queue(monkeypatch, "waiting")
     _submit(run, "slurm")
-    (listed,) = listing.run(argparse.Namespace(root=str(run.path.parent.parent))).runs
+    (listed,) = listing.run(argparse.Namespace(root=str(run.path.parent.parent), last=None, json=False)).runs
     assert (listed.state, listed.submission and listed.submission.job) == (
         "waiting",
         Job("17", "waiting", "job 17: waiting"),
     )
     with pytest.raises(InputError, match="was submitted and has not ended: job 17: waiting; gemctl stop"):
-        resume._refuse_running(run, None)
+        resume.refuse_running(run, None)
     filed = stop.run(_args(run))
     assert (filed.outcome, filed.job, queue.cancelled) == ("withdrawn", "job 17: waiting", [1])
     queue.state = "ended"
     assert status.run(_args(run)).state == "withdrawn"
     with pytest.raises(InputError, match=r"does not run, so there is nothing to stop \(job 17: ended\)"):
         stop.run(_args(run))
-    resume._refuse_running(run, None)
+    resume.refuse_running(run, None)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,10 @@ def test_the_state_before_the_first_attempt_is_the_jobs(
     Queue(monkeypatch, state)
     _submit(run, "slurm")
     assert status.run(_args(run)).state == shown
-    assert [one.state for one in listing.run(argparse.Namespace(root=str(run.path.parent.parent))).runs] == [shown]
+    assert [
+        one.state
+        for one in listing.run(argparse.Namespace(root=str(run.path.parent.parent), last=None, json=False)).runs
+    ] == [shown]
 
 
 def test_stop_reaches_a_supervisor_between_two_attempts(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,13 +200,13 @@ def test_a_job_that_was_ended_and_queued_again_waits_and_can_be_withdrawn(
     attempt.write_end("stopped", step=3, kind="preemption", signal="SIGTERM", again=False)
     assert (status.run(_args(run)).state, status.run(_args(run)).conclusion) == ("waiting", None)
     with pytest.raises(InputError, match="was submitted and has not ended: job 17: waiting"):
-        resume._refuse_running(run, attempt)
+        resume.refuse_running(run, attempt)
     assert (stop.run(_args(run)).outcome, queue.cancelled) == ("withdrawn", [1])
     queue.state = "ended"
     assert status.run(_args(run)).state == "stopped"
     with pytest.raises(InputError, match=r"does not run: attempt 1 stopped \(job 17: ended\)"):
         stop.run(_args(run))
-    resume._refuse_running(run, attempt)
+    resume.refuse_running(run, attempt)
     assert "stopped at step 3" in str(status.run(_args(run)).conclusion)
 
 
@@ -220,9 +223,9 @@ def test_resume_leaves_an_attempt_alone_that_comes_up(run: RunDir, monkeypatch: 
     _submit(run, "slurm")
     attempt = _start(run, 1)  # its agents import, and do not beat yet
     with pytest.raises(InputError, match="was submitted and has not ended: job 17: running"):
-        resume._refuse_running(run, attempt)
+        resume.refuse_running(run, attempt)
     queue.state = "ended"
-    resume._refuse_running(run, attempt)
+    resume.refuse_running(run, attempt)
 
 
 def test_the_process_of_a_copied_run_is_the_originals_alone(run: RunDir, tmp_path: Path) -> None:

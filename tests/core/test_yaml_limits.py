@@ -17,7 +17,7 @@ MERGES = "a: &a {x: 1, y: 2}\n" + "".join(
     f"{name}: &{name} {{<<: [{', '.join([f'*{before}'] * 20)}], own_{name}: 1}}\n"
     for before, name in zip("abcdefgh", "bcdefghi", strict=True)
 )
-MANY = f"more than {yaml_file.MOST_VALUES:,} values, aliases counted in full"
+MANY = r"more than [\d,]+ values, aliases counted in full"
 NESTED = "more than 64 lists and mappings inside each other"
 
 
@@ -61,6 +61,12 @@ def test_merges_of_merges_stay_small_and_keep_their_meaning() -> None:
     assert (data["c"], data["d"]) == ({"x": 5, "y": 2, "z": 4}, {"v": 6})
 
 
+@pytest.fixture(autouse=True)
+def fewer_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the tests reach the limit sooner."""
+    monkeypatch.setattr(yaml_file, "MOST_VALUES", 20_000)
+
+
 def test_hydra_is_given_no_file_that_it_would_expand(tmp_path: Path) -> None:
     folder = tmp_path / "data"
     folder.mkdir()
@@ -68,7 +74,8 @@ def test_hydra_is_given_no_file_that_it_would_expand(tmp_path: Path) -> None:
     (folder / "other.yaml").write_text("order: time\n")
     with pytest.raises(InputError) as caught:
         compose(None, ["data=other"], str(tmp_path))
-    assert caught.value.problems == [f"{folder}/mine.yaml:1: refused: {MANY}"]
+    (problem,) = caught.value.problems
+    assert re.fullmatch(rf"{folder}/mine\.yaml:1: refused: {MANY}", problem)
 
 
 SPEC = """

@@ -281,6 +281,20 @@ def save_and_fail_to_prune(path: Path) -> list[str]:
     return [checkpoint.path.name for checkpoint in checkpoints(RunDir(path)) if checkpoint.flaw is None]
 
 
+def save_unsynced(path: Path) -> list[str]:
+    """Two saves with keep=1; the disk fails once the second one's manifest is there. The valid ones afterwards."""
+    save_twice(path, [2], 1, 1)
+    publish = saving.publish
+
+    def publish_and_fail(*given: Any) -> None:
+        publish(*given)
+        raise OSError(errno.EIO, "Input/output error", "somewhere")
+
+    patch.object(saving, "publish", publish_and_fail).start()
+    save_twice(path, [4], 1, 1)
+    return [checkpoint.path.name for checkpoint in checkpoints(RunDir(path)) if checkpoint.flaw is None]
+
+
 def save_bad_position(path: Path) -> str:
     saver = saver_of(path)
     saver.save(1, plain_state(), {"rows": float("nan")})

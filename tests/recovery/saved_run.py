@@ -11,9 +11,10 @@ from gemctl.commands.inputs import absolute, taken
 from gemctl.config.compose import compose, to_yaml
 from gemctl.config.schema import Config
 from gemctl.data.synthetic import ensure
+from gemctl.durable import create, sync_file
 from gemctl.plan.build import to_json
 from gemctl.plan.state import saved_state
-from gemctl.run.attempt import Base, claim
+from gemctl.run.attempt import Attempt, Base, claim
 from gemctl.run.directory import RunDir
 from gemctl.run.inputs import write
 from gemctl.run.manifest import Manifest, RunFacts, StoredObject, describe_file, folder_name, publish
@@ -43,18 +44,25 @@ def saved(config: Config, steps: list[int], reached: int) -> RunDir:
     config = replace(config, data=absolute(config.data))
     run = RunDir.create(config.run.root, config.run.name, ["gemctl", "train"])
     attempt = claim(run.path, 1, nodes=1, ranks_per_node=4, heartbeat=0.02)
-    attempt.config.write_text(to_yaml(config))
-    attempt.plan.write_text(to_json(planned(config)))
+    create(attempt.config, to_yaml(config))
+    create(attempt.plan, to_json(planned(config)))
     write(taken(config.data), attempt.path, run.path)
     attempt.write_base(Base(None, 0))
     StageRecorder(attempt, 0).enter("step", reached)
     attempt.write_end("failed", step=reached)
-    shapes = saved_state(config, feature_spec.load(config.data.spec))
     for step in steps:
-        where = run.checkpoints / folder_name(step, 1)
-        where.mkdir()
-        (where / "__0_0.distcp").write_bytes(bytes(range(100)))
-        objects = {key: StoredObject(list(shape), "float32", 4, "", 1, "1") for key, shape in shapes.items()}
-        files = {"__0_0.distcp": describe_file(where / "__0_0.distcp")}
-        publish(where, Manifest(step, 1, RunFacts(4, {}, ["here"] * 4, "", "", 0, {}), {}, objects, files))
+        save(run, attempt, step, config)
     return run
+
+
+def save(run: RunDir, attempt: Attempt, step: int, config: Config) -> None:
+    """Publishes a checkpoint whose manifest is that of the configuration's model, and its one file anything."""
+    folder = run.checkpoints / folder_name(step, attempt.number)
+    folder.mkdir()
+    file = folder / "__0_0.distcp"
+    file.write_bytes(bytes(range(100)))
+    sync_file(file)
+    shapes = saved_state(config, feature_spec.load(config.data.spec))
+    objects = {key: StoredObject(list(shape), "float32", 4, "", 1, "1") for key, shape in shapes.items()}
+    facts = RunFacts(4, {}, ["here"] * 4, "", "", 0, {})
+    publish(folder, Manifest(step, attempt.number, facts, {}, objects, {file.name: describe_file(file)}))

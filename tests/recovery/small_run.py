@@ -260,7 +260,7 @@ def topology(case: Case) -> Topology:
 
 def agent_lines(run: RunDir) -> list[dict[str, Any]]:
     """What all agents have said, attempt by attempt, node by node."""
-    attempts = run.attempts()
+    attempts = [attempt for attempt in run.attempts() if attempt.claimed]
     nodes = range(attempts[0].claim().nodes) if attempts else range(0)
     return [line for attempt in attempts for node in nodes for line in read_log(attempt.agent_log(node))]
 

@@ -14,13 +14,14 @@ import torch
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
 from gemctl.checkpoint.diff import compare_values
-from gemctl.checkpoint.retention import prune, remove_strays
+from gemctl.checkpoint.retention import prune, remove_half_written
 from gemctl.cli import main
 from gemctl.errors import InputError
 from gemctl.run.attempt import Base
 from gemctl.run.checkpoints import resolve
 from gemctl.run.directory import RunDir
-from gemctl.run.manifest import checkpoints, describe_file, newest_verified, publish, read, verify
+from gemctl.run.manifest import checkpoints, describe_file, publish, read, verify
+from gemctl.run.selection import newest_verified
 from tests.recovery import checkpoint_ranks as ranks
 from tests.recovery.checkpoint_world import add_attempt, make_run
 from tests.world import run_world
@@ -59,23 +60,26 @@ def test_a_damaged_file_is_named_and_the_older_checkpoint_chosen(
 ) -> None:
     newest = run.checkpoints / "step_4.a1"
     damage(newest / name)
-    found, refused = newest_verified(run)
-    assert found is not None and found.step == 2
-    assert len(refused) == 1 and name in refused[0]
+    choice = newest_verified(run)
+    assert choice.checkpoint is not None and choice.checkpoint.step == 2
+    assert len(choice.passed_over) == 1 and name in choice.passed_over[0]
+    assert choice.left_alone == ["step_4.a1"]
 
 
-def test_a_checkpoint_under_another_ones_name_is_refused(run: RunDir) -> None:
-    """Both are whole, and each would be taken for the other."""
+def test_a_checkpoint_under_another_ones_name_is_what_its_manifest_says(
+    run: RunDir, capsys: pytest.CaptureFixture[str]
+) -> None:
     older, newest = run.checkpoints / "step_2.a1", run.checkpoints / "step_4.a1"
     older.rename(run.checkpoints / "aside")
     newest.rename(older)
     (run.checkpoints / "aside").rename(newest)
-    found, refused = newest_verified(run)
-    assert found is None
-    assert refused == [
-        f"{newest}/manifest.json: it is that of step_2.a1, and lies in step_4.a1",
-        f"{older}/manifest.json: it is that of step_4.a1, and lies in step_2.a1",
-    ]
+    choice = newest_verified(run)
+    assert choice.passed_over == []
+    assert choice.checkpoint is not None and (choice.checkpoint.path, choice.checkpoint.step) == (older, 4)
+    (run.path / "run.json").write_text("{}")
+    assert resolve(f"{run.path}:2", "runs") == newest
+    assert main(["checkpoint", "list", str(run.path)]) == 0
+    assert "step_2.a1 (it holds step_4.a1)" in capsys.readouterr().out
 
 
 def test_no_flipped_bit_goes_unseen(run: RunDir) -> None:
@@ -155,9 +159,9 @@ def test_every_wrong_tensor_is_listed_on_every_rank(run: RunDir) -> None:
 
 def test_what_an_old_attempt_publishes_after_a_takeover_is_void(run: RunDir) -> None:
     add_attempt(run, 2, Base("step_2.a1", 2))
-    found, refused = newest_verified(run)
-    assert found is not None and found.path.name == "step_2.a1"
-    assert "step_4.a1: void: attempt 2 started from step 2" in refused[0]
+    choice = newest_verified(run)
+    assert choice.checkpoint is not None and choice.checkpoint.path.name == "step_2.a1"
+    assert "step_4.a1: void: attempt 2 started from step 2" in choice.passed_over[0]
     (run.path / "run.json").write_text("{}")
     with pytest.raises(InputError, match=r"the run has those of step 2$"):
         resolve(f"{run.path}:4", "runs")
@@ -169,9 +173,18 @@ def test_only_the_owner_prunes_and_only_what_is_older_or_void(run: RunDir) -> No
     stray.mkdir()
     own = run.checkpoints / "step_6.a2"
     own.mkdir()
-    assert prune(run, first, 1) == [] and remove_strays(run, first) == []
-    assert remove_strays(run, second) == [stray, run.checkpoints / "step_4.a1"]
-    assert prune(run, second, 1) == []
+    assert remove_half_written(run, second) == [], "attempt 1 has not said that it ended"
+    first.write_end("failed")
+    assert prune(run, first, 1) == [] and remove_half_written(run, first) == []
+    assert remove_half_written(run, second) == [stray]
+    assert prune(run, second, 1) == [], "it has completed nothing yet"
+    assert sorted(path.name for path in run.checkpoints.iterdir()) == ["step_2.a1", "step_4.a1", "step_6.a2"]
+    data = own / "__0_0.distcp"
+    data.write_bytes(b"data")
+    publish(
+        own, replace(read(run.checkpoints / "step_2.a1"), step=6, attempt=2, files={data.name: describe_file(data)})
+    )
+    assert prune(run, second, 2) == [run.checkpoints / "step_4.a1"]
     assert sorted(path.name for path in run.checkpoints.iterdir()) == ["step_2.a1", "step_6.a2"]
 
 
@@ -209,11 +222,11 @@ def test_folders_that_were_deleted_or_are_none_are_told(run: RunDir, capsys: pyt
     (run.checkpoints / "step_4.a1/manifest.json").unlink()
     (run.checkpoints / "step_4.a1/manifest.json").mkdir()
     assert verify(run.checkpoints / "step_4.a1") == [f"{run.checkpoints}/step_4.a1/manifest.json: Is a directory"]
-    assert newest_verified(run)[0] == checkpoints(run)[1]
+    assert newest_verified(run).checkpoint == checkpoints(run)[1]
     run.checkpoints.rename(run.path / "moved")
-    assert checkpoints(run) == []
+    saves = f"{run.attempt(1).saves} says that it was saved"
     assert main(["checkpoint", "list", str(run.path)]) == 0
-    assert "none yet" in capsys.readouterr().out
+    assert f"step_4.a1  is not there, though {saves}" in capsys.readouterr().out
     run.checkpoints.touch()
     assert main(["checkpoint", "list", str(run.path)]) == 2
     assert capsys.readouterr().err == f"error: {run.checkpoints}: Not a directory\n"

@@ -15,11 +15,12 @@ import torch
 
 from gemctl.checkpoint.content import content_sum
 from gemctl.checkpoint.pieces import Piece
-from gemctl.checkpoint.retention import remove_strays
+from gemctl.checkpoint.retention import remove_half_written
 from gemctl.run.attempt import Base
 from gemctl.run.directory import RunDir
 from gemctl.run.files import read_log
-from gemctl.run.manifest import KindCount, checkpoints, count_kinds, newest_verified, read, verify
+from gemctl.run.manifest import KindCount, checkpoints, count_kinds, read, verify
+from gemctl.run.selection import newest_verified
 from tests.recovery import checkpoint_ranks as ranks
 from tests.recovery.checkpoint_world import ROWS, add_attempt, make_run
 from tests.world import WorldError, run_world
@@ -85,14 +86,16 @@ def test_all_ranks_killed_in_a_save_lose_no_published_checkpoint(stage: str, new
     run = make_run(tmp_path)
     with pytest.raises(WorldError, match="killed"):
         run_world(2, ranks.die_in, tmp_path, stage)
-    found, refused = newest_verified(run)
+    choice = newest_verified(run)
+    found, refused = choice.checkpoint, choice.passed_over
     assert found is not None and found.step == newest
     if stage == "in pruning":  # half deleted, so it must not pass for a checkpoint
-        assert [checkpoint.step for checkpoint in checkpoints(run) if checkpoint.published] == [4]
+        assert [checkpoint.step for checkpoint in checkpoints(run)] == [4]
     if newest == 2:
         told = [] if stage == "copy" else [f"{run.checkpoints}/step_4.a1: unfinished: it has no manifest.json"]
         assert refused == told
 
+    run.attempt(1).write_end("failed")
     add_attempt(run, 2, Base(found.path.name, found.step))
     run_world(2, ranks.save_twice, tmp_path, [6], 2, 1)
     assert [path.name for path in run.checkpoints.iterdir()] == ["step_6.a2"]
@@ -104,7 +107,7 @@ def test_a_full_disk_on_one_rank_stops_the_save_on_all(tmp_path: Path) -> None:
         assert first == second
         assert "saving step 1 failed: rank 1" in first
         assert "__1_0.distcp: File too large (errno 27)" in first
-    assert not any(checkpoint.published for checkpoint in checkpoints(run))
+    assert not any(checkpoint.current for checkpoint in checkpoints(run))
 
 
 STAGES = ["manifest", *(pytest.param(stage, marks=pytest.mark.slow) for stage in ("write", "hash", "link", "prune"))]
@@ -118,17 +121,18 @@ def test_what_an_attempt_saves_that_was_stopped_and_taken_over_is_void(stage: st
     with ThreadPoolExecutor(1) as thread:
         going = thread.submit(run_world, 2, ranks.stop_in, tmp_path, stage, 1)
         pid = _wait_until_stopped(tmp_path / "pid")
-        found, _ = newest_verified(run)
+        found = newest_verified(run).checkpoint
         assert found is not None and found.step == (4 if stage == "prune" else 2)
         second = add_attempt(run, 2, Base(found.path.name, found.step))
         if stage in {"hash", "prune"}:  # or later: both orders must be right
-            remove_strays(run, second)
+            remove_half_written(run, second)
         os.kill(pid, signal.SIGCONT)
         said = going.result()
     if stage != "prune":
         assert all("attempt 2 owns the run now; what attempt 1 saves is void" in text for text in said)
     assert (found.path / "manifest.json").exists()
-    again, refused = newest_verified(run)
+    choice = newest_verified(run)
+    again, refused = choice.checkpoint, choice.passed_over
     assert again == found
     assert next(checkpoint.path for checkpoint in checkpoints(run) if checkpoint.flaw is None) == found.path
     if stage in {"manifest", "link"}:
@@ -221,11 +225,18 @@ def test_a_checkpoint_stands_although_older_ones_cannot_be_deleted(tmp_path: Pat
     assert events == ["prune failed", "saved"] * 2
 
 
+def test_a_manifest_that_may_not_be_on_disk_deletes_nothing(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    assert run_world(2, ranks.save_unsynced, tmp_path) == [["step_4.a1", "step_2.a1"]] * 2
+    assert [line["event"] for line in read_log(run.attempt(1).saves)] == ["saved", "published, not synced", "saved"]
+    assert [verify(checkpoint.path) for checkpoint in checkpoints(run)] == [[], []]
+
+
 def test_a_position_that_is_not_json_fails_on_every_rank(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     for said in run_world(2, ranks.save_bad_position, tmp_path):
         assert "saving step 1 failed: rank 0" in said and "JSON" in said
-    assert not any(checkpoint.published for checkpoint in checkpoints(run))
+    assert not any(checkpoint.current for checkpoint in checkpoints(run))
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from gemctl.data.fingerprint import changed, fingerprint
 from gemctl.errors import InputError
 from gemctl.run.directory import RunDir
 from gemctl.run.inputs import FILE, SPEC, FileMark, Inputs, Source, data_differences, read, texts, write
-from gemctl.run.manifest import valid_checkpoints
+from gemctl.run.manifest import checkpoints
 from gemctl.train.ledger import Ledger
 from gemctl.worker import Worker
 from tests.recovery.saved_run import saved
@@ -319,7 +319,7 @@ def test_ranks_read_the_files_that_were_there_and_the_spec_of_then(job: Path, mo
 
 def test_eval_names_new_places_and_says_what_has_changed(job: Path) -> None:
     run = run_of(job)
-    (checkpoint,) = valid_checkpoints(run)
+    (checkpoint,) = checkpoints(run)
 
     def configured(*places: str, data: list[str] | None = None) -> Any:
         return eval_command._configured(run, checkpoint, list(places), data)

@@ -16,7 +16,7 @@ from gemctl.run import process
 from gemctl.run.attempt import Attempt
 from gemctl.run.directory import RunDir
 from gemctl.run.files import read_log
-from gemctl.run.manifest import newest_verified
+from gemctl.run.selection import newest_verified
 from tests import hostile
 
 SMALL = [
@@ -57,9 +57,9 @@ def test_interrupt_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
     assert train.returncode == 130, told
     assert f"gemctl resume {run.run_id}" in told
     assert [pid for pid in _pids(run.attempt(1)) if process.running(pid)] == []
-    checkpoint, refused = newest_verified(run)
-    assert checkpoint is not None
-    assert (refused, checkpoint.step >= 1) == ([], True)
+    choice = newest_verified(run)
+    assert choice.checkpoint is not None
+    assert (choice.passed_over, choice.checkpoint.step >= 1) == ([], True)
     assert hostile.ran(tmp_path) == []
 
 

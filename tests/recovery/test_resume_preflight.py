@@ -126,8 +126,13 @@ def test_a_damaged_checkpoint_is_passed_over_with_its_reason(
     assert "step_4.a1/__0_0.distcp: 5 bytes, its manifest says 100" in ahead["passed_over"][0]
     assert ahead["lost"] == ["steps 3 to 4 are done again: they are in no valid checkpoint"]
     (run.checkpoints / "step_2.a1/manifest.json").unlink()
-    ahead = _ahead(capsys, run)
-    assert (ahead["checkpoint"], ahead["step"], ahead["loads"], len(ahead["passed_over"])) == (None, 0, [], 2)
+    _resume(run, "--dry-run", code=2)
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: run {run.run_id} has published checkpoints, and none of them can be used:\n")
+    assert "step_4.a1/__0_0.distcp: 5 bytes" in said and said.rstrip().endswith(f"{run.path} --from-scratch")
+    ahead = _ahead(capsys, run, "--from-scratch")
+    assert (ahead["checkpoint"], ahead["step"], ahead["loads"]) == (None, 0, [])
+    assert ahead["left_alone"] == ["step_4.a1"]
 
 
 def test_missing_optimizer_state_stops_before_the_launch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,8 @@ from gemctl.run import process
 from gemctl.run.attempt import watch_beat
 from gemctl.run.directory import RunDir
 from gemctl.run.files import read_log
-from gemctl.run.manifest import checkpoints, newest_verified
+from gemctl.run.manifest import checkpoints
+from gemctl.run.selection import newest_verified
 from tests.recovery.small_run import Case, Ended, _send, only_run, pids, supervise
 from tests.world import run_world
 
@@ -67,7 +68,7 @@ def test_what_a_run_does_that_was_stopped_and_taken_over_is_void(tmp_path: Path)
     assert "not tried again: another one owns the run" in old.message
     valid = [(one.step, one.attempt) for one in checkpoints(run) if one.flaw is None]
     assert valid == [(STEPS, 2), (12, 2), (SAVING, 2), (SAVED, 1)]
-    newest, _ = newest_verified(run)
+    newest = newest_verified(run).checkpoint
     assert newest is not None
     assert newest.attempt == 2
     for one in checkpoints(run):

@@ -15,7 +15,8 @@ from typing import Any
 from gemctl.run.attempt import Attempt
 from gemctl.run.directory import RunDir
 from gemctl.run.files import Record, read_log
-from gemctl.run.manifest import newest_verified, read
+from gemctl.run.manifest import read
+from gemctl.run.selection import newest_verified
 from tests.slurm.cluster import CALL, Cluster, wait_for
 
 LOG = ["--users", "50", "--items", "200", "--rows", "3000", "--eval-rows", "50"]
@@ -109,8 +110,9 @@ class Watched:
 
     def saved(self) -> Saved:
         """Step and content of the newest checkpoint: object → hash."""
-        checkpoint, refused = newest_verified(self.dir)
-        assert checkpoint is not None and refused == []
+        choice = newest_verified(self.dir)
+        checkpoint = choice.checkpoint
+        assert checkpoint is not None and choice.passed_over == []
         return checkpoint.step, {key: stored.content for key, stored in read(checkpoint.path).objects.items()}
 
     def supervisor_log(self, submission: int = 1) -> str:
