@@ -2,20 +2,25 @@
 
 import json
 import math
+from collections.abc import Callable
 from typing import Any
 
 from pydantic import ValidationError
 
+from gemctl.config.cures import as_list, as_string, takes_text
 from gemctl.config.keys import adapter, find_in, tree
 from gemctl.config.nearest import did_you_mean
 from gemctl.config.schema import Config
-from gemctl.specs.json_schema import Node, child, choices, chosen, describe, kinds, options, wrong
+from gemctl.specs.json_schema import Node, child, choices, chosen, cut, describe, kinds, options, wrong
 from gemctl.specs.yaml_file import KeyPath, dotted
 
+Typed = Callable[[KeyPath], str | None]
+"""How a value that is no string was typed, where that is known."""
 
-def check(data: dict[str, Any]) -> tuple[Config | None, dict[KeyPath, str]]:
+
+def check(data: dict[str, Any], typed: Typed = lambda path: None) -> tuple[Config | None, dict[KeyPath, str]]:
     """The typed configuration, or None and what is wrong, by place."""
-    found = {path: _beyond(data, path, value) for path, value in _beyond_json(data, ())}
+    found = {path: _beyond(data, path, value, typed) for path, value in _beyond_json(data, ())}
     try:
         config: Config | None = adapter().validate_json(json.dumps(_numbers(data)), strict=True)
     except ValidationError as error:
@@ -25,16 +30,16 @@ def check(data: dict[str, Any]) -> tuple[Config | None, dict[KeyPath, str]]:
             path = _place(data, problem["loc"])
             if problem["type"].startswith("union_tag") and isinstance(_get(data, path), dict):
                 path = (*path, "kind")
-            found.setdefault(path, _message(data, path))
+            found.setdefault(path, _message(data, path, typed))
     return (None if found else config), found
 
 
-def _beyond(data: dict[str, Any], path: KeyPath, value: Any) -> str:
-    text = (find_in(data, path) or {}).get("type") == "string"
-    return _message(data, path) if text else f"must be a finite number, not {value!r}"
+def _beyond(data: dict[str, Any], path: KeyPath, value: Any, typed: Typed) -> str:
+    numeric = any(option.get("type") in {"number", "integer"} for option in options(find_in(data, path) or {}))
+    return f"must be a finite number, not {cut(typed(path) or repr(value))}" if numeric else _message(data, path, typed)
 
 
-def _message(data: dict[str, Any], path: KeyPath) -> str:
+def _message(data: dict[str, Any], path: KeyPath, typed: Typed) -> str:
     node = find_in(data, path)
     if node is None:
         return f"unknown key {str(path[-1])!r}{did_you_mean(str(path[-1]), _keys(data, path[:-1]))}"
@@ -42,12 +47,23 @@ def _message(data: dict[str, Any], path: KeyPath) -> str:
         value = _get(data, path)
     except KeyError:
         return f"must be set: {describe(node)}"
+    if isinstance(value, str):
+        return wrong(node, value) + did_you_mean(value, choices(node))
+    text = typed(path) if isinstance(value, (int, float)) else None
     hint = ""
-    if isinstance(value, (int, float)) and node.get("type") == "string":
-        hint = f"; as a string: {dotted(path)}='\"{value}\"'"
-    elif isinstance(value, str):
-        hint = did_you_mean(value, choices(node))
-    return wrong(node, value) + hint
+    if isinstance(value, list) and (cure := _as_strings(path, value, node, typed)):
+        hint = f"; as strings: {cure}"
+    if text is not None:
+        hint = f"; as a string: {as_string(path, text)}" if takes_text(node, text) else ""
+        hint = hint or did_you_mean(text, choices(node))
+    return wrong(node, value, text) + hint
+
+
+def _as_strings(path: KeyPath, value: list[Any], node: Node, typed: Typed) -> str | None:
+    """The list with what is no string in it as one."""
+    items = [item if isinstance(item, str) else typed((*path, index)) for index, item in enumerate(value)]
+    words = [item for item in items if item is not None]
+    return as_list(dotted(path), words, node) if len(words) == len(items) else None
 
 
 def _keys(data: Any, path: KeyPath) -> list[str]:

@@ -45,7 +45,7 @@ def compose(file: str | None, overrides: list[str], config_dir: str | None = Non
     def origin(path: KeyPath) -> str:
         return _origin(path, own.settings + asked.settings) or _group_origin(path, groups, choices)
 
-    config = _checked(data, origin, problems, own.broken)
+    config = _checked(data, origin, problems, own.broken, own.settings + asked.settings)
     values = _walk(dataclasses.asdict(config), ())
     exposed = {path: why for path, value in values if (why := refusal(str(value))) is not None}
     if exposed:
@@ -72,7 +72,7 @@ def from_yaml(text: str, source: str) -> Config:
     def origin(path: KeyPath) -> str:
         return _origin(path, own.settings) or f"{file.at(path)}: {dotted(path)}"
 
-    return _checked(data, origin, own.problems, own.broken)
+    return _checked(data, origin, own.problems, own.broken, own.settings)
 
 
 def json_schema() -> dict[str, Any]:
@@ -94,14 +94,24 @@ def put_all(data: dict[str, Any], settings: Iterable[Setting]) -> None:
 
 
 def _checked(
-    data: dict[str, Any], origin: Callable[[KeyPath], str], problems: list[str], broken: set[KeyPath]
+    data: dict[str, Any],
+    origin: Callable[[KeyPath], str],
+    problems: list[str],
+    broken: set[KeyPath],
+    settings: list[Setting],
 ) -> Config:
     """The typed configuration; `broken`: places that `problems` tell of already. One fault is one line."""
+
+    def typed(path: KeyPath) -> str | None:
+        setting = _setting(path, settings)
+        text = setting.typed(path) if setting else None
+        return None if text is None or "${" in text else text
+
     unresolved, references = resolve(data)
     faults = {path: f"{origin(path)}: {text}" for path, text in unresolved.items()}
     unset = [path for path, value in _walk(data, ()) if is_missing(value)]
     faults |= {path: f"{dotted(path)} must be set: {_meaning(path)}" for path in unset if () not in broken}
-    config, wrong = check(data)
+    config, wrong = check(data, typed)
     known = [*unresolved, *unset, *broken - {()}]
     for path, text in wrong.items():
         if not any(overlap(path, other) for other in known):
@@ -162,13 +172,17 @@ def _without_effect(
 
 
 def _origin(path: KeyPath, settings: list[Setting]) -> str | None:
+    """What an error quotes of the setting."""
+    setting = _setting(path, settings)
+    if setting is None:
+        return None
+    deep = len(path) > len(setting.path) + 1 and dotted(path) not in setting.origin
+    return f"{setting.origin}: {dotted(path)}" if deep else setting.origin
+
+
+def _setting(path: KeyPath, settings: list[Setting]) -> Setting | None:
     """What set the value at `path`, or a part of it, last."""
-    for setting in reversed(settings):
-        shared = min(len(setting.path), len(path))
-        if setting.path[:shared] == path[:shared]:
-            deep = len(path) > len(setting.path) + 1 and dotted(path) not in setting.origin
-            return f"{setting.origin}: {dotted(path)}" if deep else setting.origin
-    return None
+    return next((setting for setting in reversed(settings) if overlap(setting.path, path)), None)
 
 
 def _group_origin(path: KeyPath, groups: Groups, choices: dict[str, str]) -> str:

@@ -9,6 +9,7 @@
 Its values stand over the chosen groups, and the command line stands over it.
 """
 
+import json
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,15 +78,16 @@ def _settings(data: dict[str, Any], path: KeyPath, file: YamlFile, found: Overla
         if below in file.broken or (hurt and not is_mapping(find(below) or {})):
             continue  # this is told already
         if find(below) is None:
-            found.problems.append(f"{file.at(below)}: {_unknown(below)}")
+            found.problems.append(f"{file.at(below)}: {_unknown(below, file.typed.get(below) or value)}")
         elif isinstance(value, dict) and value and is_mapping(find(below) or {}):
             _settings(value, below, file, found)
         elif not hurt:
-            found.settings.append(Setting(below, value, f"{file.at(below)}: {dotted(below)}"))
+            found.settings.append(Setting(below, value, f"{file.at(below)}: {dotted(below)}", file.typed.get))
 
 
-def _unknown(path: KeyPath) -> str | None:
+def _unknown(path: KeyPath, value: Any) -> str | None:
     nested = tuple(dotted(path).split("."))
     if len(nested) > len(path) and find(nested) is not None:
-        return f"key {path[-1]!r}: in YAML write it nested, as {': {'.join(nested)}: …{'}' * (len(nested) - 1)}"
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        return f"key {path[-1]!r}: in YAML write it nested, as {': {'.join(nested)}: {text}{'}' * (len(nested) - 1)}"
     return unknown_key(path)

@@ -3,28 +3,33 @@
 gemctl train experiment=ml100k optim.dense.lr=0.002 'optim.dense.betas=[0.9,0.99]' 'run.name="2026"'
 """
 
-from collections.abc import Iterable, Iterator
+import shlex
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException
 
+from gemctl.config.cures import as_list, override, takes_text, typed
 from gemctl.config.groups import Groups
 from gemctl.config.keys import GROUPS, all_keys, find, offer_keys
 from gemctl.config.nearest import did_you_mean
-from gemctl.specs.json_schema import is_mapping
+from gemctl.specs.json_schema import cut, is_mapping
 from gemctl.specs.yaml_file import KeyPath, dotted
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One value at one place. `origin` is what an error quotes: the override's text or file:line with the key."""
+    """One value at one place. `origin` is what an error quotes: the override's text or file:line with the key. `typed`
+    gives the text of a value at or below `path` that is no string."""
 
     path: KeyPath
     value: Any
     origin: str
+    typed: Callable[[KeyPath], str | None] = lambda path: None
 
 
 @dataclass
@@ -43,30 +48,34 @@ def parse(texts: Iterable[str], groups: Groups) -> Overrides:
     seen: dict[str, str] = {}
     for text in texts:
         try:
-            override = parser.parse_override(text)
-        except HydraException as error:
+            parsed = parser.parse_override(text)
+        except (HydraException, ValueError, RecursionError) as error:  # ValueError: a number of thousands of digits
             found.problems.append(f"{text}: {_unparsable(text, error)}")
             continue
-        found.problems += [f"{text}: {problem}" for problem in _add(override, text, groups, found, seen)]
+        found.problems += [f"{text}: {problem}" for problem in _add(parsed, text, groups, found, seen)]
     return found
 
 
-def _unparsable(text: str, error: HydraException) -> str:
-    key, equals, _ = text.partition("=")
+def _unparsable(text: str, error: Exception) -> str:
+    key, equals, value = text.partition("=")
     if not equals:
         return f"neither KEY=VALUE nor a YAML file{offer_keys(key.split()[0] if key.split() else key)}"
-    if find(tuple(key.split("."))) is None and key not in GROUPS:
+    node = find(tuple(key.split(".")))
+    if node is None and key not in GROUPS:
         return f"unknown key {key!r}{offer_keys(key)}"
-    return f"no valid value ({str(error).splitlines()[0]}): quote it, as in {key}='\"…\"'"
+    if isinstance(error, RecursionError):
+        return "no valid value: too many lists and mappings inside each other"
+    quote = f": quote it: {override(key, value)}" if node and takes_text(node, value) and "${" not in value else ""
+    return f"no valid value ({cut(str(error).splitlines()[0])}){quote}"
 
 
-def _add(override: Override, text: str, groups: Groups, found: Overrides, seen: dict[str, str]) -> list[str]:
+def _add(given: Override, text: str, groups: Groups, found: Overrides, seen: dict[str, str]) -> list[str]:
     """Files one parsed override; returns its problems."""
-    key = override.key_or_group
-    refused = _refused(override, text)
+    key = given.key_or_group
+    refused = _refused(given, text)
     if refused:
         return [refused]
-    value = override.value()
+    value = given.value()
     if key in GROUPS and not isinstance(value, dict):
         if key in seen:
             return [f"given twice, first as {seen[key]}"]
@@ -86,22 +95,28 @@ def _add(override: Override, text: str, groups: Groups, found: Overrides, seen: 
             problem = unknown_key(leaf, len(path))
             problems += [problem] if problem else []
             if not problem:
-                found.settings.append(Setting(leaf, item, text))
+                found.settings.append(Setting(leaf, item, text, partial(_typed, text, path)))
     return list(dict.fromkeys(problems))
 
 
-def _refused(override: Override, text: str) -> str | None:
+def _refused(given: Override, text: str) -> str | None:
     """Why an override of Hydra's grammar is not taken here."""
-    key = override.key_or_group
-    if override.type in {OverrideType.ADD, OverrideType.FORCE_ADD}:
-        return f"keys cannot be added: write {key}=VALUE without {'++' if text.startswith('++') else '+'}{_offer(key)}"
-    if override.type == OverrideType.DEL:
+    key = given.key_or_group
+    if given.type in {OverrideType.ADD, OverrideType.FORCE_ADD}:
+        return f"keys cannot be added{_offer(key) or ': write ' + shlex.quote(text.lstrip('+'))}"
+    if given.type == OverrideType.DEL:
         return f"keys cannot be removed: set {key} to a value{_offer(key)}"
-    if override.is_sweep_override():
-        return f"one run has one value: several make a sweep, with -m (a list is {key}=[…])"
-    if override.package is not None or "/" in key:
+    if given.is_sweep_override():
+        cure = as_list(key, text.partition("=")[2].split(","), find(tuple(key.split("."))) or {})
+        return "one run has one value: several make a sweep, with -m" + (f" (a list is {cure})" if cure else "")
+    if given.package is not None or "/" in key:
         return f"a group is chosen as GROUP=CHOICE{did_you_mean(key.split('/')[0], GROUPS)}"
     return None if key else f"no key before ={_offer(text[1:])}"
+
+
+def _typed(text: str, key: KeyPath, path: KeyPath) -> str | None:
+    """How the value at `path` stands in the override `text` of `key`."""
+    return typed(text, path[len(key) :])
 
 
 def _offer(key: str) -> str:

@@ -123,10 +123,33 @@ def _read_file(path: Path) -> AtomicFile:
             csv.ConvertOptions(column_types=types, strings_can_be_null=True, null_values=[""]),
         )
     except pa.ArrowInvalid as error:
-        raise InputError(f"{path}: {error}") from error
+        raise InputError(_first_fault(path, kinds) or f"{path}: {error}") from error
     if table.num_rows == 0:
         raise InputError(f"{path}: no rows")
     return AtomicFile(path, kinds, {name: table[name].combine_chunks() for name in kinds})
+
+
+def _first_fault(path: Path, kinds: dict[str, str]) -> str | None:
+    """The first line that is none of the table, where that can be told."""
+    with path.open(encoding="utf-8", errors="replace", newline="") as file:
+        for number, line in enumerate(file, 1):
+            cells = line.rstrip("\r\n").split("\t")
+            if number == 1 or cells == [""]:
+                continue
+            if len(cells) != len(kinds):
+                return f"{path}:{number}: {len(cells)} cells, where the header has {len(kinds)}"
+            for (name, kind), cell in zip(kinds.items(), cells, strict=True):
+                if kind == "float" and cell and not _is_number(cell):
+                    return f"{path}:{number}: column {name!r}: {cell!r:.80} is no number"
+    return None
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return "_" not in text  # which Python takes between digits
 
 
 def _header(path: Path) -> dict[str, str]:

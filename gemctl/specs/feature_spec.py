@@ -112,7 +112,9 @@ def _explain(problem: Mapping[str, Any], file: YamlFile) -> str:
         return f"{place}: {dotted(path)}: unknown key{_nearest(str(path[-1]), _keys_at(path[:-1]))}"
     if problem["type"] == "missing":
         return f"{place}: {dotted(path)}: this key is needed"
-    return f"{place}: {dotted(path)}: {wrong(find(_schema(), path) or {}, problem['input'])}"
+    node, typed = find(_schema(), path) or {}, file.typed.get(path)
+    cure = f'; as a string: "{typed}"' if typed and {"type": "string"}.items() <= node.items() else ""
+    return f"{place}: {dotted(path)}: {wrong(node, problem['input'], typed)}{cure}"
 
 
 def _keys_at(path: KeyPath) -> list[str]:

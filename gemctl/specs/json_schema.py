@@ -88,19 +88,24 @@ def choices(node: Node) -> list[str]:
     return words
 
 
-def wrong(node: Node, value: Any) -> str:
-    """What is said of a value that `node` does not take."""
+def wrong(node: Node, value: Any, typed: str | None = None) -> str:
+    """What is said of a value that `node` does not take; `typed`: how it was written, if not as JSON has it."""
     if isinstance(value, int) and value > INT64_MAX:
         return f"must be {describe(node)} below 2^63, not {shown(value)}"
     reason = node.get("refused", {}).get(value) if isinstance(value, str) else None
-    return f"must be {describe(node)}, not {shown(value)}" + (f": {reason}" if reason else "")
+    text = shown(value) if typed is None else cut(typed)
+    return f"must be {describe(node)}, not {text}" + (f": {reason}" if reason else "")
 
 
 def shown(value: Any) -> str:
     """A value in a message: as JSON has it, cut where it is long."""
     if isinstance(value, int) and value.bit_length() > 1023:
         return f"a number of {value.bit_length():,} bits"  # Python refuses to write the largest
-    text = json.dumps(value, ensure_ascii=False)
+    return cut(json.dumps(value, ensure_ascii=False))
+
+
+def cut(text: str) -> str:
+    """`text`, or its beginning and how long it is."""
     return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}… ({len(text):,} characters)"
 
 

@@ -56,6 +56,7 @@ class YamlFile:
     data: Any = None
     lines: dict[KeyPath, int] = field(default_factory=lambda: {(): 1})
     problems: list[str] = field(default_factory=list)
+    typed: dict[KeyPath, str] = field(default_factory=dict)  # of values that are no strings: 1e5, off, 0x10
     broken: set[KeyPath] = field(default_factory=set)  # places that `problems` tell of; (): the text is no YAML
     oversized: bool = False  # beyond a limit above: no other parser should be given it
 
@@ -172,6 +173,8 @@ class _Walk:
             return None
         if not isinstance(value, (str, int, float, bool, type(None))):
             self._problem(node, path, f"a {type(value).__name__} is no plain value")
+        if not isinstance(value, str):
+            self.file.typed[path] = node.value
         return value
 
     def _sequence(self, node: Any, path: KeyPath) -> list[Any]:
