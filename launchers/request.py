@@ -14,6 +14,7 @@ from gemctl import env
 from gemctl.cluster.host import cores
 from gemctl.config.schema import LauncherConfig
 from gemctl.config.slurm import SlurmConfig
+from gemctl.errors import InputError
 from gemctl.run.process import FORK_SAFE, python
 
 if TYPE_CHECKING:
@@ -65,7 +66,12 @@ def from_json(value: dict[str, Any]) -> "AppDef":
         known = {name: item for name, item in fields.items() if name not in {"resource", "retry_policy"}}
         return Role(**known, resource=Resource(**fields["resource"]), retry_policy=RetryPolicy(fields["retry_policy"]))
 
-    return AppDef(**{**value, "roles": [role(fields) for fields in value["roles"]]})
+    try:
+        return AppDef(**{**value, "roles": [role(fields) for fields in value["roles"]]})
+    except (TypeError, ValueError, AttributeError) as error:
+        raise InputError(
+            f"{getattr(value, 'where', 'the launch request')}: app is none of TorchX's: {error}"
+        ) from error
 
 
 def _resource(launcher: LauncherConfig, device: str) -> "Resource":

@@ -18,6 +18,7 @@ from typing import Any
 
 from gemctl.durable import create, named, open_file, open_log, read, steadily, sync_folder
 from gemctl.errors import FULL, InputError, Unreadable
+from gemctl.run import shapes
 
 FORMAT = 1
 ROOM = 16 << 10  # bytes kept for last lines: an exception's takes up to about 7 KB
@@ -102,7 +103,7 @@ def read_text(path: Path) -> str:
 def read_json(path: Path) -> Record:
     """The object in `path` without its `format`. InputError if it is newer than this gemctl, or not a JSON object;
     CutFileError where a power loss may have left it so."""
-    return parse_line(read(path), str(path))
+    return parse_line(read(path), str(path), path)
 
 
 def read_whole(path: Path) -> Record | None:
@@ -122,8 +123,9 @@ def is_whole(path: Path) -> bool:
     return bool(data) and b"\0" not in data
 
 
-def parse_line(text: bytes, where: str) -> Record:
-    """The object that `text`, found at `where`, is in JSON, without its `format`. InputError as of `read_json`."""
+def parse_line(text: bytes, where: str, path: Path) -> Record:
+    """The object that `text`, found at `where` in the file `path`, is in JSON, without its `format`. InputError as of
+    `read_json`, and for values of other types than the file's may have (gemctl/run/shapes.py)."""
     if not text.strip(b"\0 \n"):
         raise CutFileError(f"{where}: empty")
     try:
@@ -137,6 +139,8 @@ def parse_line(text: bytes, where: str) -> Record:
     written = value.pop("format", FORMAT)
     if not isinstance(written, int) or written > FORMAT:
         raise Unreadable(f"{where}: format {written} is newer than this gemctl reads (up to {FORMAT}); upgrade gemctl")
+    if wrong := shapes.problems(where, path, value):
+        raise InputError(wrong)
     return value
 
 
@@ -238,7 +242,7 @@ class LogTail:
             start = self._offset
             self._offset += len(whole)
             for at, line in enumerate(whole.split(b"\n")[:-1], start=1):
-                if with_text in line and (record := _logged(line, self._place(at, start))) is not None:
+                if with_text in line and (record := _logged(line, self._place(at, start), self.path)) is not None:
                     yield record
             if self._lines is not None:
                 self._lines += whole.count(b"\n")
@@ -258,11 +262,11 @@ class LogTail:
         return f"{self.path}, line {max(1, line)} after byte {self._offset if start is None else start}"
 
 
-def _logged(line: bytes, where: str) -> Record | None:
+def _logged(line: bytes, where: str, path: Path) -> Record | None:
     """The object in a line of a log; None where zeros have taken its place, or its beginning."""
     torn = b"\0" in line
     try:
-        return parse_line(line.rpartition(b"\0")[2], where)
+        return parse_line(line.rpartition(b"\0")[2], where, path)
     except CutFileError:
         if not torn:
             raise
@@ -280,7 +284,7 @@ def last_line(path: Path) -> Record | None:
         lines = steadily(lambda: _last_lines(path))
     except FileNotFoundError:
         return None
-    found = (_logged(line, f"{path}: last line") for line in reversed(lines))
+    found = (_logged(line, f"{path}: last line", path) for line in reversed(lines))
     return next((line for line in found if line is not None), None)
 
 

@@ -196,7 +196,7 @@ class _Bytes:
         return self._path.stat().st_mtime
 
     def parsed(self, text: bytes) -> dict[str, Any]:
-        return parse_line(text, f"{self._path}: before byte {self._offset}")
+        return parse_line(text, f"{self._path}: before byte {self._offset}", self._path)
 
 
 class _AgentTail:

@@ -207,7 +207,7 @@ def _body(path: Path) -> Record:
         raise NotPublished(f"{path.parent}: no checkpoint ({FILE_NAME} is missing; the save did not end)") from None
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from error
-    body = parse_line(data, str(path))
+    body = parse_line(data, str(path), path)
     if body.pop("sha256", None) != _digest(body):
         raise InputError(f"{path}: damaged, it does not match its own hash")
     if strange := [name for name in body["files"] if not _plain(name)]:
