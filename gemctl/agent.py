@@ -36,6 +36,7 @@ from typing import Any
 
 from gemctl import env, startup
 from gemctl.config.compose import from_yaml
+from gemctl.durable import exists
 from gemctl.errors import GemctlError
 from gemctl.rendezvous import AbortedError, Place, Rendezvous, interface_of
 from gemctl.run import memory, process, requests, stages
@@ -112,7 +113,7 @@ class RankMonitor:
     def _run(self) -> None:
         while not self._done.wait(POLL):
             self._look()
-            if self._kill_at is None and self._attempt.kill_order.exists():
+            if self._kill_at is None and exists(self._attempt.kill_order):
                 self._dump_stacks()
                 self._kill_at = time.monotonic()
             if self._kill_at is not None and time.monotonic() >= self._kill_at:
@@ -253,7 +254,7 @@ class Agent:
         while True:
             beat = self.attempt.claim().heartbeat
             with Heartbeat(self.attempt, beat, self._superseded, self.node, self._rendezvous.reach):
-                if not self._wait_for(self.attempt.request.exists):
+                if not self._wait_for(self.attempt.request):
                     return 0
                 well = self._run_attempt(work)
             if well or not self._next_attempt():
@@ -311,7 +312,7 @@ class Agent:
 
     def _aborted(self) -> bool:
         stop = any(wish.kind == "stop" for wish in requests.pending(self.run, self.attempt))
-        return stop or self.attempt.kill_order.exists()
+        return stop or exists(self.attempt.kill_order)
 
     def _launch_config(self, place: Place) -> Any:
         from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
@@ -339,7 +340,7 @@ class Agent:
     def _next_attempt(self) -> bool:
         """Waits until the owner has prepared another attempt; False if the agent is told to end instead."""
         following = self.run.attempt(self.attempt.number + 1)
-        if not self._wait_for(following.request.exists) or following.claim().owner != self.owner:
+        if not self._wait_for(following.request) or following.claim().owner != self.owner:
             return False
         self.attempt = following
         _write_to(following.agent_output(self.node))
@@ -347,9 +348,9 @@ class Agent:
         self._log = self._open_log()
         return True
 
-    def _wait_for(self, ready: Callable[[], bool]) -> bool:
-        """Waits for `ready`; False if a stop request comes first."""
-        while not ready():
+    def _wait_for(self, file: Path) -> bool:
+        """Waits for the file; False if a stop request comes first."""
+        while not exists(file):
             if requests.pending(self.run, self.attempt):
                 return False
             time.sleep(POLL / 2)

@@ -211,6 +211,11 @@ def open_file(path: Path, *, follow: bool = True) -> BufferedReader:
     return os.fdopen(fd, "rb")
 
 
+def exists(path: Path) -> bool:
+    """Whether there is such a file or folder."""
+    return steadily(path.exists)
+
+
 def steadily(reading: Callable[[], T]) -> T:
     """What `reading` returns, which may be done again: a file server's passing refusal is none."""
     for pause in PAUSES:

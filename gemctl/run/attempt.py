@@ -31,7 +31,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from gemctl.durable import read, sync_folder
+from gemctl.durable import exists, read, steadily, sync_folder
 from gemctl.errors import InputError
 from gemctl.run.files import Record, create_json, is_whole, read_json, read_whole
 
@@ -181,10 +181,8 @@ class Attempt:
 
     def owns_run(self) -> bool:
         """False once a higher attempt exists: what this one still writes is void."""
-        return not any(
-            name.isdecimal() and int(name) > self.number
-            for name in os.listdir(self.path.parent)  # noqa: PTH208 (speed)
-        )
+        names = steadily(lambda: os.listdir(self.path.parent))  # noqa: PTH208 (speed)
+        return not any(name.isdecimal() and int(name) > self.number for name in names)
 
     def beat(self, node: int = 0) -> bytes:
         """The present beat of an agent; only whether it changes has a meaning."""
@@ -297,7 +295,8 @@ class Heartbeat:
             if not self._reach():
                 return
             count += 1
-            _write_beat(self._file, count)
+            with contextlib.suppress(OSError):  # the next one may be taken; if none is, others take the run
+                _write_beat(self._file, count)
 
 
 def watch_beat(attempt: Attempt) -> float | None:
@@ -305,12 +304,12 @@ def watch_beat(attempt: Attempt) -> float | None:
 
     Only this process's own monotonic clock counts, as the writer may live on a host whose clock differs.
     """
-    if attempt.end_file.exists():
+    if exists(attempt.end_file):
         return None
     patience = attempt.patience
     start, first = time.monotonic(), attempt.beat()
     while time.monotonic() - start < patience:
-        if attempt.end_file.exists():
+        if exists(attempt.end_file):
             return None
         if attempt.beat() != first:
             return time.monotonic() - start

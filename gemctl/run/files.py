@@ -239,11 +239,10 @@ class LogTail:
             whole = data[: data.rfind(b"\n") + 1]
             if not whole and len(data) == MOST_LINE:
                 raise InputError(f"{self._place(0)}: a line of more than {MOST_LINE} bytes")
-            start = self._offset
-            self._offset += len(whole)
             for at, line in enumerate(whole.split(b"\n")[:-1], start=1):
-                if with_text in line and (record := _logged(line, self._place(at, start), self.path)) is not None:
+                if with_text in line and (record := _logged(line, self._place(at), self.path)) is not None:
                     yield record
+            self._offset += len(whole)
             if self._lines is not None:
                 self._lines += whole.count(b"\n")
             if len(data) < size:
@@ -256,10 +255,10 @@ class LogTail:
             left = (there if end is None else min(end, there)) - file.seek(self._offset)
             return file.read(min(max(0, left), size))
 
-    def _place(self, line: int, start: int | None = None) -> str:
+    def _place(self, line: int) -> str:
         if self._lines is not None:
             return f"{self.path}:{self._lines + max(1, line)}"
-        return f"{self.path}, line {max(1, line)} after byte {self._offset if start is None else start}"
+        return f"{self.path}, line {max(1, line)} after byte {self._offset}"
 
 
 def _logged(line: bytes, where: str, path: Path) -> Record | None:

@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass
 from typing import Literal
 
+from gemctl.durable import exists
 from gemctl.run.attempt import Attempt
 from gemctl.run.directory import RunDir
 from gemctl.run.files import create_json, read_whole
@@ -50,7 +51,7 @@ def file(run: RunDir, kind: Kind, signal: str | None = None) -> Request:
     while True:
         path = run.requests / f"{number}.json"
         try:
-            if not path.exists():
+            if not exists(path):
                 create_json(path, {"kind": kind, "signal": signal, "time": time.time(), **_writer()})
                 return Request(number, kind, signal)
         except FileExistsError:
@@ -63,7 +64,7 @@ def _writer() -> dict[str, object]:
 
 
 def pending(run: RunDir, attempt: Attempt, after: int = 0) -> list[Request]:
-    """Requests to this attempt with numbers above `after`, in order; costs one `stat` where there is none.
+    """Requests to this attempt with numbers above `after`, in order; costs one look where there is none.
 
     Requests from before the attempt are not its own. A caller that has dealt with some passes the last number.
     """
@@ -73,7 +74,7 @@ def pending(run: RunDir, attempt: Attempt, after: int = 0) -> list[Request]:
 def filed(run: RunDir, first: int) -> list[Request]:
     """Requests with numbers from `first` on, in order."""
     number, found = first, []
-    while (path := run.requests / f"{number}.json").exists():
+    while exists(path := run.requests / f"{number}.json"):
         if (line := read_whole(path)) is not None:  # else it was never on disk, and whoever filed it is gone
             found.append(Request(number, line["kind"], line.get("signal")))
         number += 1

@@ -13,7 +13,7 @@ from gemctl import durable
 from gemctl.durable import create, has_links, make_folders, read
 from gemctl.errors import InputError
 from gemctl.run import directory, requests
-from gemctl.run.attempt import claim
+from gemctl.run.attempt import Heartbeat, claim, watch_beat
 from gemctl.run.directory import RunDir
 from gemctl.run.files import JsonLog, create_json, last_line, read_json, read_log, read_whole
 
@@ -258,3 +258,46 @@ def test_two_runs_that_draw_one_id_get_a_folder_each(tmp_path: Path, monkeypatch
     first, second = (RunDir.create(str(tmp_path), "demo", [word]) for word in ("a", "b"))
     assert (first.run_id, second.run_id) == ("same", "other")
     assert (first.info()["command"], second.info()["command"]) == (["a"], ["b"])
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO])
+def test_what_living_processes_ask_again_and_again_may_be_refused_once(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    attempt = claim(run.path, 1, nodes=1, ranks_per_node=2, heartbeat=0.02)
+    requests.file(run, "stop")
+    refused = dict.fromkeys(("stat", "listdir", "open", "scandir"), 1)
+
+    def once(name: str) -> Callable[..., Any]:
+        real = getattr(os, name)
+
+        def call(*args: Any, **options: Any) -> Any:
+            if refused[name]:
+                refused[name] -= 1
+                raise OSError(number, os.strerror(number))
+            return real(*args, **options)
+
+        return call
+
+    for name in refused:
+        monkeypatch.setattr(os, name, once(name))
+    assert attempt.owns_run()
+    assert [one.kind for one in requests.pending(run, attempt)] == ["stop"]
+    assert refused["listdir"] == refused["stat"] == refused["open"] == 0
+    refused["open"] = 1
+    assert b'"beat": 0' in attempt.beat()
+
+
+def test_a_beat_that_cannot_be_written_is_not_the_last(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    attempt = claim(run.path, 1, nodes=1, ranks_per_node=2, heartbeat=0.02)
+    real, left = os.pwrite, [3]
+
+    def refused_thrice(*args: Any) -> int:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(*args)
+
+    monkeypatch.setattr(os, "pwrite", refused_thrice)
+    with Heartbeat(attempt, 0.02):
+        assert watch_beat(attempt) is not None

@@ -17,9 +17,10 @@ from typing import Any
 from gemctl.commands import list as listing
 from gemctl.commands import resume, status
 from gemctl.run.checkpoints import verify_all
-from gemctl.run.directory import RunDir
+from gemctl.run.directory import RunDir, list_runs
 from gemctl.run.files import read_whole
 from gemctl.run.manifest import FOLDER, Checkpoint, checkpoints
+from gemctl.run.report import build
 from tests.recovery.disk_record import Event
 from tests.recovery.disk_states import Disk, Loss
 
@@ -88,6 +89,8 @@ def check_all(events: Sequence[Event], crashes: Iterable[Crash], folder: Path) -
     def check(crash: Crash, root: Path, promised: Promises) -> None:
         try:
             judge(root, promised)
+            if crash.seed % 4 == 0:
+                report(root)
         except Exception as error:
             faults.append(f"{crash.text()}: {type(error).__name__}: {error}")
 
@@ -137,6 +140,13 @@ def judge(root: Path, promised: Promises) -> None:
             goes_on = (ahead.step, ahead.attempt)
             assert goes_on[0] == max((checkpoint.step for checkpoint in saved), default=0), f"goes on from {goes_on}"
             assert goes_on[1] > max(numbers), f"attempt {goes_on[1]} again, after {numbers}"
+
+
+def report(root: Path) -> None:
+    """Whatever a command raises."""
+    for run in list_runs(str(root)):
+        if any(attempt.claimed for attempt in run.attempts()):
+            build(run)
 
 
 def saved_in(run: RunDir) -> list[Checkpoint]:

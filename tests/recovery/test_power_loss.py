@@ -71,7 +71,8 @@ def go_on(run: RunDir, attempt: Attempt, config: Config, step: int) -> None:
         stages.enter("step", done)
     save(run, attempt, step, config)
     prune(run, attempt, KEEP)
-    JsonLog(attempt.saves).write({"event": "saved", "step": step, "time": time.time(), "seconds": 0.1}, last=True)
+    line = {"event": "saved", "step": step, "time": time.time(), "stall": 0.1, "seconds": 0.1, "staged": 100}
+    JsonLog(attempt.saves).write(line, last=True)
 
 
 def record(folder: Path) -> list[Event]:
