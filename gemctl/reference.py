@@ -237,9 +237,11 @@ DATA_PATHS = """\
 |---|---|
 | `clicks.parquet` | the file, whatever its name |
 | `logs/clicks` | all files in the folder and in the folders below it |
-| `'logs/dt=2026-03-*/*.parquet'` | what the glob matches; `**` stands for any number of folders |
-| `'data.train=[base.parquet,logs/new]'` | several paths, in this order |
+| `logs/dt=2026-03-*/*.parquet` | what the glob matches; `**` stands for any number of folders |
+| a list of these | all of them, in this order: `data.train='[base.parquet,logs/new]'`, `--data A --data B` |
 
+- On the command line a value with `=` or `*` in it is quoted for the shell and within:
+  `data.train='"logs/dt=2026-03-01"'`.
 - A path that exists is taken as it is; only one that does not is read as a glob.
 - In folders and globs, files count whose names end in `.parquet`, `.pq` or `.parq`, in any case. Other files are not
   read, and a line says so. Names that begin with `.` or `_` (`_SUCCESS`, `_temporary/`) are passed over, unless the

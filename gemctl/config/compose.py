@@ -45,7 +45,7 @@ def compose(file: str | None, overrides: list[str], config_dir: str | None = Non
     def origin(path: KeyPath) -> str:
         return _origin(path, own.settings + asked.settings) or _group_origin(path, groups, choices)
 
-    config = _checked(data, origin, problems, own.broken, own.settings + asked.settings)
+    config = _checked(data, origin, problems, own.broken | asked.broken, own.settings + asked.settings)
     values = _walk(dataclasses.asdict(config), ())
     exposed = {path: why for path, value in values if (why := refusal(str(value))) is not None}
     if exposed:
@@ -110,7 +110,8 @@ def _checked(
     unresolved, references = resolve(data)
     faults = {path: f"{origin(path)}: {text}" for path, text in unresolved.items()}
     unset = [path for path, value in _walk(data, ()) if is_missing(value)]
-    faults |= {path: f"{dotted(path)} must be set: {_meaning(path)}" for path in unset if () not in broken}
+    told = {path for path in unset if any(overlap(path, other) for other in broken)}
+    faults |= {path: f"{dotted(path)} must be set: {_meaning(path)}" for path in unset if path not in told}
     config, wrong = check(data, typed)
     known = [*unresolved, *unset, *broken - {()}]
     for path, text in wrong.items():

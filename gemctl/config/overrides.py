@@ -39,6 +39,7 @@ class Overrides:
     choices: dict[str, tuple[str, str]] = field(default_factory=dict)
     settings: list[Setting] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    broken: set[KeyPath] = field(default_factory=set)  # keys whose value `problems` tell of
 
 
 def parse(texts: Iterable[str], groups: Groups) -> Overrides:
@@ -51,6 +52,7 @@ def parse(texts: Iterable[str], groups: Groups) -> Overrides:
             parsed = parser.parse_override(text)
         except (HydraException, ValueError, RecursionError) as error:  # ValueError: a number of thousands of digits
             found.problems.append(f"{text}: {_unparsable(text, error)}")
+            found.broken.add(tuple(text.partition("=")[0].split(".")))
             continue
         found.problems += [f"{text}: {problem}" for problem in _add(parsed, text, groups, found, seen)]
     return found
@@ -65,8 +67,13 @@ def _unparsable(text: str, error: Exception) -> str:
         return f"unknown key {key!r}{offer_keys(key)}"
     if isinstance(error, RecursionError):
         return "no valid value: too many lists and mappings inside each other"
-    quote = f": quote it: {override(key, value)}" if node and takes_text(node, value) and "${" not in value else ""
-    return f"no valid value ({cut(str(error).splitlines()[0])}){quote}"
+    cure = None
+    if node is not None and "${" not in value:
+        if value.startswith("[") and value.endswith("]"):
+            cure = as_list(key, [item.strip() for item in value[1:-1].split(",")], node)
+        elif takes_text(node, value):
+            cure = override(key, value)
+    return f"no valid value ({cut(str(error).splitlines()[0])})" + (f": quote it: {cure}" if cure else "")
 
 
 def _add(given: Override, text: str, groups: Groups, found: Overrides, seen: dict[str, str]) -> list[str]:

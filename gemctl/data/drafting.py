@@ -82,7 +82,8 @@ def draft(url: DataPath, labels: list[str]) -> Draft:
     while True:
         columns = [column for column in sample.columns if column.name not in left_out]
         guess = _guess(url, columns, labels, left_out)
-        comments = [*found.notes("Beside these files"), *_left_out(guess.undecided)]
+        notes = [f"# {printable(note)}" for note in found.notes("Beside the files read")]
+        comments = [*notes, *_left_out(guess.undecided)]
         text = "".join(f"{line}\n" for line in [*_lines(guess, url, sample.rows), *comments])
         spec = _loaded(url, text, guess)
         whole, parts = _unread(url, spec)

@@ -46,6 +46,8 @@ def problems(*overrides: str, file: str | None = None) -> list[str]:
         ("run.root=a(1", "quote it: run.root='\"a(1\"'"),
         ("run.root=it's", "quote it: run.root='\"it'\"'\"'s\"'"),
         ("train.steps=a(1", None),
+        ("data.train=logs/dt=1", "quote it: data.train='\"logs/dt=1\"'"),
+        ("data.train=[logs/dt=1,b.pq]", "quote it: data.train='[\"logs/dt=1\",\"b.pq\"]'"),
         ("+train.steps=3", "keys cannot be added: write train.steps=3"),
         ("optim.dense.betas=0.9,0.99", "(a list is optim.dense.betas='[0.9,0.99]')"),
         ("train.steps=1,2", "one run has one value: several make a sweep, with -m"),
@@ -110,6 +112,12 @@ def test_a_specs_name_is_quoted_as_it_was_written() -> None:
         's:1: labels.0.name: must be a string, not off; as a string: "off"',
         's:1: dense.0.name: must be a string, not 1e5; as a string: "1e5"',
     ]
+
+
+def test_a_value_that_cannot_be_read_is_not_said_to_be_missing() -> None:
+    with pytest.raises(InputError) as caught:
+        compose(None, ["experiment=parquet", "data.spec=s.yaml", "data.train=logs/dt=1"])
+    assert len(caught.value.problems) == 1
 
 
 def test_what_is_too_deep_or_too_long_for_the_grammar_is_one_line() -> None:

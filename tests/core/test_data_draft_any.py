@@ -84,6 +84,7 @@ def test_numbers_that_floats_do_not_hold_are_written_whole(tmp_path: Path) -> No
 
 
 def test_the_first_files_may_be_empty_and_later_ones_have_other_ranges(tmp_path: Path) -> None:
+    (tmp_path / "notes: x.csv").touch()
     for part, ids in enumerate(([], [1, 2], [5, 90])):
         write(
             tmp_path / f"dt={part}/part.parquet",
@@ -91,6 +92,7 @@ def test_the_first_files_may_be_empty_and_later_ones_have_other_ranges(tmp_path:
         )
     found = draft(str(tmp_path), ["y"])
     assert found.rows_seen == 4 * ROWS
+    assert f"1 file is not read, as no name ends in .parquet, .pq, .parq: {tmp_path}/notes: x.csv" in found.text
     assert reads(str(tmp_path), found).tables[0].rows == 92
     with pytest.raises(InputError, match="no rows to learn from"):
         draft(str(tmp_path / "dt=0"), [])
