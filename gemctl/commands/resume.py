@@ -53,6 +53,7 @@ def run(args: argparse.Namespace) -> Any:
     from gemctl.config.compose import compose, from_yaml
     from gemctl.config.resuming import changes, check_changes, refuse_choices
     from gemctl.render.show import show
+    from gemctl.run.access import check_writable
     from gemctl.run.attempt import Base
     from gemctl.run.directory import find
     from gemctl.run.files import read_text
@@ -73,6 +74,7 @@ def run(args: argparse.Namespace) -> Any:
     plan = checked_plan(config, inputs.spec)
     check_data(config.data, host_memory(config))
     if not args.dry_run:
+        check_writable(target.path)
         launcher_of(config.launcher.kind).check_here(config)
         refuse_running(target, last)
     notes = noted(target, source.parent)

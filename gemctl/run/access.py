@@ -15,6 +15,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
+from gemctl.errors import InputError
+
 Access = Literal["private", "group"]
 MODES: dict[Access, int] = {"private": 0o700, "group": 0o2770}
 OTHERS_WRITE = 0o002
@@ -26,6 +28,16 @@ def create_folder(path: Path, access: Access) -> None:
         path.mkdir()
     if MODES[access] & stat.S_ISGID and path.stat().st_uid == os.geteuid():
         path.chmod(MODES[access])  # mkdir does not take the set-group-ID bit
+
+
+def check_writable(run: Path) -> None:
+    """InputError if this user cannot go on with the run in `run`."""
+    for path in (run, run / "supervisor.jsonl", run / "submissions", run / "attempts", run / "checkpoints"):
+        if path.exists() and not os.access(path, os.W_OK):
+            raise InputError(
+                f"{path}: cannot be written by you; its owner can open the run for its group, by run.access=group or "
+                "chmod (docs/security.md)"
+            )
 
 
 @contextmanager

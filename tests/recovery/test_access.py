@@ -161,3 +161,11 @@ def test_a_private_run_is_closed_to_the_group_in_one_line(shared: Path) -> None:
         assert "Traceback" not in refused.stderr
         assert refused.returncode == 2 or words == ["list"]
         assert "Permission denied" in refused.stderr + refused.stdout, refused.stdout + refused.stderr
+
+    for path in [run, *run.rglob("*"), *shared.glob("data/**/*")]:  # opened to be read
+        path.chmod(path.stat().st_mode | (0o050 if path.is_dir() else 0o040))
+    ahead = run_as(bob, ["gemctl", "resume", str(run), "train.steps=4", "--dry-run"], umask=0o022, cwd=shared)
+    assert ahead.returncode == 0, ahead.stderr
+    refused = run_as(bob, ["gemctl", "resume", str(run), "train.steps=4"], umask=0o022, cwd=shared)
+    assert refused.returncode == 2 and f"error: {run}: cannot be written by you" in refused.stderr, refused.stderr
+    assert len(list((run / "submissions").iterdir())) == 1
