@@ -38,7 +38,7 @@ from gemctl import env, startup
 from gemctl.config.compose import from_yaml
 from gemctl.durable import exists
 from gemctl.errors import GemctlError
-from gemctl.rendezvous import AbortedError, Place, Rendezvous, interface_of
+from gemctl.rendezvous import LOOPBACK, AbortedError, Place, Rendezvous, interface_of
 from gemctl.run import memory, process, requests, stages
 from gemctl.run.access import written_as
 from gemctl.run.attempt import Attempt, Heartbeat
@@ -270,14 +270,15 @@ class Agent:
             return self._ended(False)
         _use_interface(place.address)
         well = self._run_ranks(work, place)
-        if place.server is not None:
-            place.server.close()
+        if place.kept is not None:
+            place.kept.close()
         return well
 
     def _run_ranks(self, work: Work, place: Place) -> bool:
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
         from torch.distributed.launcher.api import elastic_launch
 
+        os.environ["GEMCTL_STORE"] = place.store
         monitor = self._monitor = RankMonitor(self.attempt, self.node, self._log)
         monitor.start()
         target = elastic_launch(self._launch_config(place), _rank)
@@ -327,8 +328,8 @@ class Agent:
             nproc_per_node=claim.ranks_per_node,
             run_id=f"{self.run.run_id}-a{self.attempt.number}",
             rdzv_backend=BACKEND,
-            rdzv_endpoint=f"[{place.host}]:{place.port}" if ":" in place.host else f"{place.host}:{place.port}",
-            rdzv_configs={"rank": place.node_rank},
+            rdzv_endpoint=place.store,
+            rdzv_configs={"rank": place.node_rank, "attempt": str(self.attempt.path)},
             local_addr=place.address,
             max_restarts=0,
             monitor_interval=0.05,
@@ -384,9 +385,16 @@ def _read_once(attempt: Attempt) -> None:
 
 
 def _use_interface(address: str) -> None:
-    """Has gloo talk through the interface by which the hosts have met, unless the user chose one."""
-    if env.gloo_interface() is None and (name := interface_of(address)) is not None:
+    """Has gloo and NCCL listen at the interface by which the hosts have met, unless the user chose one; on one host it
+    is the loopback in any case."""
+    name, chosen = interface_of(address), address != LOOPBACK
+    if name is None:
+        return
+    if not (chosen and env.gloo_interface()):
         os.environ["GLOO_SOCKET_IFNAME"] = name
+    if not (chosen and env.nccl_interface()):
+        os.environ["NCCL_SOCKET_IFNAME"] = f"={name}"  # this one alone, not all that begin so
+    os.environ.setdefault("NCCL_RAS_ENABLE", "0")  # NCCL's status service answers whoever asks its port
 
 
 def _rank(work: Work, run_path: Path, number: int, agent: int, registry: int) -> None:

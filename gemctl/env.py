@@ -59,6 +59,16 @@ def gloo_interface() -> str | None:
     return os.environ.get("GLOO_SOCKET_IFNAME") or None
 
 
+def nccl_interface() -> str | None:
+    """The user's own choice of network interface for NCCL, or None."""
+    return os.environ.get("NCCL_SOCKET_IFNAME") or None
+
+
+def store() -> str | None:
+    """Where the ranks of this attempt meet; None where no agent started this one."""
+    return os.environ.get("GEMCTL_STORE") or None
+
+
 def topology_address() -> str:
     """Where this host lies in the network, outermost switch first ("spine.leaf1.n2"); empty if nobody said."""
     return os.environ.get("GEMCTL_TOPOLOGY_ADDRESS", "")

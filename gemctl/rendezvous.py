@@ -3,13 +3,16 @@
     rendezvous = Rendezvous(node=2, nodes=4, store="n1:29400", aborted=…)
     place = rendezvous.meet(attempt)          # on every host; place.node_rank is the host's number in the mesh
 
-The agent of node 0 keeps the store for as long as it lives; the request of the launcher names it. Where the agents have
-met, the one that is first in the mesh opens a second store, a new one for each attempt: in one that was used before,
-ranks would read the addresses of dead ones. An attempt on one host needs no store to meet in.
+The agent of node 0 keeps the store for as long as it lives; the request of the launcher names it. Where its port is
+taken, node 0 takes another one and says so in the run directory. Whatever answers there is believed only once it has
+shown a value that is signed with the attempt's secret (gemctl/store.py), and so is all that is read from it later.
+Where the agents have met, the one that is first in the mesh opens a second store, a new one for each attempt: in one
+that was used before, ranks would read the addresses of dead ones. An attempt on one host needs no store to meet in.
 """
 
 import contextlib
 import fcntl
+import ipaddress
 import json
 import socket
 import struct
@@ -23,11 +26,14 @@ from gemctl import env
 from gemctl.errors import GemctlError
 from gemctl.mesh.groups import LISTED, HostReport, Mesh
 from gemctl.run.attempt import Attempt
+from gemctl.run.files import create_json, read_json
 from gemctl.run.laid import lay_attempt
 
 JOIN_SECONDS = 120.0  # for all hosts to be there: schedulers start them one after the other, and images are pulled
 SLICE = 0.5  # seconds of waiting between looks at whether it is still wanted
 POLL = 0.05
+PROOF_SECONDS = 5.0  # for what answers to show that it is the store: node 0 writes that as soon as it has opened it
+KEEPER = "keeper"
 LOOPBACK = "127.0.0.1"
 SIOCGIFADDR = 0x8915
 
@@ -53,13 +59,13 @@ class Report:
 
 @dataclass(frozen=True)
 class Place:
-    """Where this host is in the mesh, and the store of the attempt's ranks; it is kept while `server` is."""
+    """Where this host is in the mesh and by which address others reach it, and the store of the attempt's ranks. Who
+    has `kept` keeps it."""
 
     node_rank: int
-    host: str
-    port: int
     address: str
-    server: Any
+    store: str
+    kept: Any
 
 
 class Rendezvous:
@@ -79,15 +85,15 @@ class Rendezvous:
         """
         from torch.distributed import DistError
 
-        from gemctl.store import StoreServer
+        from gemctl.store import LocalStore
 
         slots = attempt.claim().ranks_per_node
         if self.nodes == 1:
             _lay(attempt, [Report(socket.gethostname(), slots, env.topology_address(), LOOPBACK, LOOPBACK)])
-            server = StoreServer()
-            return Place(0, LOOPBACK, server.port, LOOPBACK, server)
+            kept = LocalStore()
+            return Place(0, LOOPBACK, kept.place, kept)
         try:
-            self._connect()
+            self._connect(attempt)
             mine = Report(socket.gethostname(), slots, env.topology_address(), self._own, self._peer)
             return self._meet(attempt, mine)
         except DistError as error:
@@ -97,17 +103,16 @@ class Rendezvous:
         from gemctl.store import StoreServer
 
         self._post(attempt, f"report/{self.node}", asdict(mine))
-        self._store.add(_key(attempt, "reports"), 1)
         if self.node == 0:
             self._seat(attempt)
         told = self._read(attempt, f"place/{self.node}", 2 * JOIN_SECONDS, "its place in the mesh")
         rank, address = told["rank"], told["address"]
-        server = None
+        kept = None
         if rank == 0:
-            server = StoreServer()
-            self._post(attempt, "ranks", {"host": address, "port": server.port})
+            kept = StoreServer(address)
+            self._post(attempt, "ranks", {"store": kept.place})
         ranks = self._read(attempt, "ranks", JOIN_SECONDS, "the store of the ranks")
-        return Place(rank, ranks["host"], ranks["port"], address, server)
+        return Place(rank, address, ranks["store"], kept)
 
     def reach(self) -> bool:
         """Asks the agent of node 0 for a sign, for as long as it takes; False once it has gone."""
@@ -135,7 +140,7 @@ class Rendezvous:
         keys = [_key(attempt, f"report/{node}") for node in range(self.nodes)]
         seconds = 1.5 * JOIN_SECONDS  # what keeps another host away is its own to say first
         deadline = time.monotonic() + seconds
-        while self._store.add(_key(attempt, "reports"), 0) < self.nodes:
+        while not self._store.check(keys):
             self._check_wanted()
             if time.monotonic() > deadline:
                 missing = [str(node) for node, key in enumerate(keys) if not self._store.check([key])]
@@ -165,37 +170,61 @@ class Rendezvous:
         if self._aborted():
             raise AbortedError("the attempt was ordered to end before its hosts had met")
 
-    def _connect(self) -> None:
+    def _connect(self, attempt: Attempt) -> None:
         if self._store is not None:
             return
         if self._endpoint is None:
             raise MeetingError(f"{self._me()}: an attempt of {self.nodes} hosts needs the store that they meet in")
         host, port = _parse(self._endpoint)
-        if self.node > 0:
-            self._own, self._peer = self._find(host, port)
+        if self.node == 0:
+            self._keep(host, port, attempt)
+        else:
+            self._find(host, port, attempt)
+
+    def _keep(self, host: str, port: int, attempt: Attempt) -> None:
+        """Opens the store, at the next port that is free, and tells the others which one that is."""
         from gemctl.store import StoreServer, connect
 
-        if self.node == 0:
-            self._store = connect(LOOPBACK, StoreServer(port).port)
-            return
-        self._store, self._beats = connect(self._peer, port), connect(self._peer, port)
+        server = StoreServer(_own_address(host), port)
+        self._store = connect(f"{server.address or LOOPBACK}:{server.port}", attempt)
+        self._store.set(KEEPER, attempt.path.name)
+        if server.port != port:
+            create_json(attempt.meeting, {"port": server.port})
 
-    def _find(self, host: str, port: int) -> tuple[str, str]:
-        """Waits for the store; returns the addresses of this host and of node 0's on the way there."""
+    def _find(self, host: str, port: int, attempt: Attempt) -> None:
+        """Waits for the store, and learns the addresses of this host and of node 0's on the way there."""
+        from torch.distributed import DistError
+
+        from gemctl.store import ForgedError, StoreError
+
         deadline = time.monotonic() + JOIN_SECONDS
         while True:
             self._check_wanted()
+            told = read_json(attempt.meeting)["port"] if attempt.meeting.exists() else port
             try:
-                with socket.create_connection((host, port), timeout=SLICE) as connection:
-                    return connection.getsockname()[0], connection.getpeername()[0]
+                with socket.create_connection((host, told), timeout=SLICE) as connection:
+                    self._own, self._peer = connection.getsockname()[0], connection.getpeername()[0]
+                self._enter(f"{self._peer}:{told}", attempt)
+                return
             except (socket.gaierror, UnicodeError) as error:  # the latter: no name at all
                 why = f"its name does not resolve: {getattr(error, 'strerror', error)}"
             except OSError as error:
                 why = str(error.strerror or error)
+            except (StoreError, ForgedError, DistError):
+                why = "what answers there does not know the attempt's secret"
             if time.monotonic() > deadline:
-                store = f"the store of node 0 at {host}:{port} was not reached within {JOIN_SECONDS:.0f} s"
+                store = f"the store of node 0 at {host}:{told} was not reached within {JOIN_SECONDS:.0f} s"
                 raise MeetingError(f"{self._me()}: {store}: {why}")
             time.sleep(POLL)
+
+    def _enter(self, place: str, attempt: Attempt) -> None:
+        """Connects to the store at `place`, if it is the attempt's."""
+        from gemctl.store import connect
+
+        store = connect(place, attempt, PROOF_SECONDS)
+        store.wait([KEEPER], timedelta(seconds=PROOF_SECONDS))
+        store.get(KEEPER)
+        self._store, self._beats = store, connect(place, attempt, PROOF_SECONDS)
 
     def _me(self) -> str:
         return f"node {self.node} (host {socket.gethostname()})"
@@ -220,12 +249,38 @@ def _first_line(error: Exception) -> str:
     return str(error).partition("\n")[0]
 
 
+def _own_address(host: str) -> str:
+    """Where node 0 listens: the address of this host that `host` means. "" (all of them) where its own name does not
+    say: on itself it often means the loopback. Then the interface that the user chose for gloo has the address.
+    """
+    try:
+        found = [str(info[4][0]) for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
+    except (OSError, UnicodeError):
+        found = []
+    mine = [address for address in found if _is_own(address)]
+    beyond = [address for address in mine if not ipaddress.ip_address(address).is_loopback]
+    if beyond or host in {*mine, "localhost"}:
+        return [*beyond, *mine][0]
+    chosen = env.gloo_interface()
+    return (chosen and _address_of(chosen)) or ""
+
+
+def _is_own(address: str) -> bool:
+    try:
+        socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET).close()
+    except OSError:
+        return False
+    return True
+
+
+def _address_of(interface: str) -> str | None:
+    """The IPv4 address of a network interface of this machine, or None (Linux)."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
+        found = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
+        return socket.inet_ntoa(found[20:24])
+    return None
+
+
 def interface_of(address: str) -> str | None:
     """The network interface of this machine that has `address` (IPv4), or None (Linux)."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):  # one without an address
-                found = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-                if socket.inet_ntoa(found[20:24]) == address:
-                    return name
-    return None
+    return next((name for _, name in socket.if_nameindex() if _address_of(name) == address), None)

@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 
-from gemctl import env
+from gemctl import env, store
 from gemctl.checkpoint.load import load, load_some
 from gemctl.checkpoint.save import Saver
 from gemctl.cluster.host import this_host
@@ -68,13 +68,18 @@ def main(run_path: str, attempt: int) -> str:
         raise
 
 
-def init_world(kind: str) -> torch.device:
-    """Joins the world's default process group, NCCL on GPUs and gloo on CPUs; returns this rank's device."""
+def init_world(kind: str, attempt: Attempt | None = None) -> torch.device:
+    """Joins the world's default process group, NCCL on GPUs and gloo on CPUs; returns this rank's device.
+
+    The ranks meet in the store of `attempt`, or in torchrun's.
+    """
     device = torch.device("cuda", env.local_rank()) if kind == "cuda" else torch.device("cpu")
     if kind == "cuda":
         torch.cuda.set_device(device)
     if not dist.is_initialized():
-        dist.init_process_group("nccl" if kind == "cuda" else "gloo", device_id=device if kind == "cuda" else None)
+        place = {} if attempt is None else store.of_ranks(attempt)
+        backend, bound = ("nccl", device) if kind == "cuda" else ("gloo", None)
+        dist.init_process_group(backend, device_id=bound, **place)
     return device
 
 
@@ -126,7 +131,7 @@ class Worker:
 
     def _join_world(self) -> None:
         torch.set_num_threads(max(1, this_host(gpus=False).cores // env.local_world_size()))
-        self.device = init_world(self.config.cluster.device)
+        self.device = init_world(self.config.cluster.device, self.attempt)
 
     def _build(self) -> Trainer:
         spec = self._spec()

@@ -92,10 +92,4 @@ def _environment(launcher: LauncherConfig) -> dict[str, str]:
     threads = max(1, cores() // launcher.ranks_per_node)
     if launcher.kind == "slurm":  # its nodes are other machines
         threads = (launcher.slurm and launcher.slurm.cpus_per_rank) or 1
-    values = {
-        "OMP_NUM_THREADS": env.omp_threads() or str(threads),
-        **FORK_SAFE,
-    }
-    if launcher.nodes == 1:
-        values["GLOO_SOCKET_IFNAME"] = env.gloo_interface() or "lo"
-    return values
+    return {"OMP_NUM_THREADS": env.omp_threads() or str(threads), **FORK_SAFE}

@@ -2,6 +2,8 @@
 
     attempts/<n>/
       claim.json      who, where, with how many ranks; which requests were there before
+      secret          what its agents and ranks know each other by (gemctl/run/secret.py)
+      meeting.json    the port at which agents of several hosts meet, if the one meant was taken
       base.json       the checkpoint it starts from
       heartbeat       changes while the attempt lives; heartbeat-<node>: while the agent of another host does
       config.yaml plan.json mesh.json request.json
@@ -33,6 +35,7 @@ from typing import Any
 
 from gemctl.durable import exists, read, steadily, sync_folder
 from gemctl.errors import InputError
+from gemctl.run import secret
 from gemctl.run.files import Record, create_json, is_whole, read_json, read_whole
 
 PATIENCE = 5.0  # seconds, at least, without a beat after which an attempt counts as dead
@@ -90,6 +93,8 @@ class Attempt:
     """The files of one attempt; its folder exists."""
 
     claim_file = _Named("claim.json")
+    secret = _Named("secret")
+    meeting = _Named("meeting.json")
     base_file = _Named("base.json")
     heartbeat = _Named("heartbeat")
     config = _Named("config.yaml")
@@ -238,6 +243,7 @@ def claim(
     sync_folder(attempt.path.parent)
     attempt.logs.mkdir(exist_ok=True)
     attempt.ranks.mkdir(exist_ok=True)
+    secret.create(attempt.secret)  # before the claim: what is claimed can be met in
     try:
         create_json(attempt.claim_file, claim)  # puts the folders beside it on disk too
     except FileExistsError:

@@ -77,5 +77,5 @@ def test_an_agent_that_cannot_start_is_told_of_in_its_own_words(
     while not (ended := agents.ended()):
         pass
     cause = root_cause(attempt, [], None, ended[0])
-    assert cause.log == str(attempt.agent_output(0))
+    assert cause.log == "attempts/1/logs/agent-0.log"
     assert cause.lines == [f"no module named {os.environ['PATH']}"]

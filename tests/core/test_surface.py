@@ -72,6 +72,8 @@ PROCESSES = {
 }
 LISTENERS = {
     ("gemctl/store.py", "TCPStore"): "the store of several hosts, and connections to it",
+    ("gemctl/store.py", "create_server"): "the store of several hosts",
+    ("gemctl/rendezvous.py", "create_server"): "whether an address is this machine's, for a moment",
     ("gemctl/cluster/node.py", "create_server"): "a message to itself over the loopback",
     ("gemctl/cluster/checks.py", "create_server"): "whether an address is this machine's, for a moment",
 }

@@ -111,6 +111,7 @@ def work(run_path: str, number: int) -> None:
     import torch.distributed as dist
 
     from gemctl.run.inject import maybe_inject
+    from gemctl.store import of_ranks
 
     run = RunDir.open(run_path)
     attempt = run.attempt(number)
@@ -131,7 +132,7 @@ def work(run_path: str, number: int) -> None:
         if rank == 0:
             publish_step(run, number, step)
 
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", **of_ranks(attempt))
     enter("build", None)
     dist.barrier()
     base = attempt.base()

@@ -144,13 +144,17 @@ def _unknown(*arguments: object) -> None:
         (None, "an attempt of 2 hosts needs the store that they meet in"),
     ],
 )
-def test_store_that_is_not_reached_is_named(monkeypatch: pytest.MonkeyPatch, store: str | None, told: str) -> None:
+def test_store_that_is_not_reached_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, store: str | None, told: str
+) -> None:
+    run = RunDir.create(str(tmp_path), "small", ["test"])
+    attempt = claim(run.path, 1, nodes=2, ranks_per_node=1, heartbeat=0.1)
     monkeypatch.setattr(rendezvous, "JOIN_SECONDS", 0.0)
     monkeypatch.setattr(socket, "gethostname", lambda: "n2")
     if store == "nosuchhost:29400":
         monkeypatch.setattr(socket, "getaddrinfo", _unknown)
     with pytest.raises(rendezvous.MeetingError) as caught:
-        rendezvous.Rendezvous(1, 2, store, lambda: False)._connect()
+        rendezvous.Rendezvous(1, 2, store, lambda: False)._connect(attempt)
     assert told in str(caught.value)
     assert str(caught.value).startswith("--store" if store == "n1" else "node 1 (host n2): ")
 
