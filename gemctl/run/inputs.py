@@ -107,11 +107,14 @@ def read(folder: Path, run: Path) -> Inputs | None:
     if found is None or not is_whole(folder / SPEC):
         return None
     text = read_text(folder / SPEC)
-    if _hash(text) != (sha256 := found["spec"]["sha256"]):
-        raise InputError(f"{folder / SPEC}: was changed: its hash is not the one in {FILE}")
-    spec_path = _here(found["spec"], run, lambda path: is_whole(Path(path)) and _hash(read_text(Path(path))) == sha256)
-    evals = found["eval"]
-    return Inputs(spec_path, text, _from_json(found["train"], run), evals and _from_json(evals, run))
+    try:
+        spec, evals = found["spec"], found["eval"]
+        if _hash(text) != spec["sha256"]:
+            raise InputError(f"{folder / SPEC}: was changed: its hash is not the one in {FILE}")
+        spec_path = _here(spec, run, lambda path: _hash_of(path) == spec["sha256"])
+        return Inputs(spec_path, text, _from_json(found["train"], run), evals and _from_json(evals, run))
+    except (AttributeError, IndexError, TypeError, ValueError) as error:
+        raise InputError(f"{folder / FILE}: is not what gemctl writes there ({error})") from error
 
 
 def texts(folder: Path) -> dict[str, str]:
@@ -182,6 +185,13 @@ def _size(path: str) -> int | None:
     try:
         return Path(path).stat().st_size
     except OSError:
+        return None
+
+
+def _hash_of(path: str) -> str | None:
+    try:
+        return _hash(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError):
         return None
 
 

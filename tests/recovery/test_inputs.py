@@ -1,6 +1,7 @@
 """`gemctl resume` and `eval` of runs that were moved or copied, and of runs whose spec or data have changed since."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -285,6 +286,29 @@ def test_an_edited_copy_of_the_spec_is_refused(job: Path, capsys: pytest.Capture
     copy = run_of(job).attempt(1).path / SPEC
     copy.write_text(copy.read_text().replace("log: true", "log: false"))
     assert ahead(capsys, run_of(job), code=2) == [f"{copy}: was changed: its hash is not the one in inputs.json"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [('"files": [', '"files": 3, "x": ['), ('"from_run": "', '"from_run": 3, "x": "'), ('"train"', '"t"')],
+)
+def test_a_file_that_gemctl_has_not_written_is_refused(job: Path, before: str, after: str) -> None:
+    file = run_of(job).attempt(1).path / FILE
+    file.write_text(file.read_text().replace(before, after))
+    with pytest.raises(InputError, match="^" + re.escape(f"{file}: ")):
+        read(file.parent, run_of(job).path)
+
+
+def test_a_folder_or_another_spec_at_the_place_near_the_run_does_not_count(job: Path) -> None:
+    copy = job.with_name("copy")
+    shutil.copytree(job, copy)
+    edited("log: true", "log: false")(copy)
+    inputs = read(run_of(copy).attempt(1).path, run_of(copy).path)
+    assert inputs is not None and inputs.spec_path == str(job / SPEC)
+    (copy / SPEC).unlink()
+    (copy / SPEC).mkdir()
+    inputs = read(run_of(copy).attempt(1).path, run_of(copy).path)
+    assert inputs is not None and inputs.spec_path == str(job / SPEC)
 
 
 def test_a_rank_whose_host_has_other_files_names_host_and_file(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
