@@ -4,6 +4,7 @@ import errno
 import functools
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from gemctl import durable
-from gemctl.checkpoint.retention import prune, remove_half_written
+from gemctl.checkpoint.retention import prune, remove_half_written, surely_dead
 from gemctl.cli import main
 from gemctl.config.schema import RecoverConfig
 from gemctl.errors import InputError
@@ -130,6 +131,33 @@ def test_what_is_unreadable_takes_no_place_of_those_that_are_kept(run: RunDir) -
     assert names(run) == ["step_2.a1", "step_4.a1", "step_6.a1"]
 
 
+def test_the_older_one_that_could_be_taken_is_named(run: RunDir) -> None:
+    saved(run.attempt(1), run, 6)
+    newer_format(run.checkpoints / "step_6.a1")
+    with pytest.raises(InputError, match=r"to go on from step 4 without it, move step_6\.a1 out of"):
+        newest_verified(run)
+
+
+def test_declining_all_that_is_whole_is_no_start_from_zero(run: RunDir) -> None:
+    """As after roll-backs from each of them."""
+    with pytest.raises(InputError, match=r"step_2\.a1: was not finite"):
+        newest_verified(run, declined=lambda found: "was not finite")
+    choice = newest_verified(run, declined=lambda found: "was not finite" if found.step == 4 else None)
+    assert choice.checkpoint is not None and choice.checkpoint.step == 2
+    assert choice.left_alone == [], "it is whole, so that retention may have it once it is void"
+
+
+def test_from_scratch_leaves_alone_what_was_published_and_says_why(run: RunDir) -> None:
+    newer_format(run.checkpoints / "step_4.a1")
+    (run.checkpoints / "step_5.a1").mkdir()
+    choice = from_scratch(run)
+    assert choice.left_alone == ["step_4.a1", "step_2.a1"]
+    assert "format 2 is newer" in choice.passed_over[0]
+    assert choice.passed_over[1] == f"{run.checkpoints}/step_2.a1: left alone, as step 0 was asked for"
+    _empty(run)
+    assert from_scratch(run).left_alone == []
+
+
 def test_a_damaged_one_is_passed_over_and_kept(run: RunDir) -> None:
     (run.checkpoints / "step_4.a1/data").unlink()
     choice = newest_verified(run)
@@ -175,6 +203,30 @@ def test_half_written_ones_stay_while_their_attempt_may_live(run: RunDir) -> Non
     assert remove_half_written(run, third) == [], "who it was cannot be read"
     second.write_end("killed")
     assert [path.name for path in remove_half_written(run, third)] == ["step_6.a2"]
+
+
+def test_only_an_end_or_processes_that_are_gone_prove_death(run: RunDir) -> None:
+    second = attempt(run, 2, Base("step_4.a1", 4))
+    assert surely_dead(run.attempt(1)) and not surely_dead(second)
+
+    def claimed(**facts: object) -> bool:
+        written = {**json.loads(second.claim_file.read_text()), **facts}
+        second.claim_file.unlink()
+        second.claim_file.write_text(json.dumps(written))
+        return surely_dead(run.attempt(2))
+
+    gone = 1 << 22  # above every process number
+    assert claimed(pid=gone)
+    assert not claimed(host="elsewhere")
+    assert claimed(host=socket.gethostname())
+    assert not claimed(nodes=2)
+    assert claimed(nodes=1)
+    log = JsonLog(second.agent_log(0))
+    log.write({"event": "rank", "rank": 0, "pid": os.getpid()})
+    log.close()
+    assert not surely_dead(run.attempt(2)), "one of its ranks lives"
+    second.claim_file.unlink()
+    assert not surely_dead(run.attempt(2)), "nobody knows whose it is"
 
 
 def test_a_deletion_that_was_cut_short_is_finished_and_was_no_damage(
