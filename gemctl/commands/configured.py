@@ -1,6 +1,7 @@
 """The arguments that every command with a configuration takes: [FILE.yaml] [GROUP=CHOICE …] [KEY=VALUE …]."""
 
 import argparse
+import re
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -8,6 +9,7 @@ from gemctl import paths
 from gemctl.errors import InputError
 
 if TYPE_CHECKING:
+    from gemctl.config.compose import BadConfig
     from gemctl.config.schema import Config, DataConfig
     from gemctl.plan.build import Plan
     from gemctl.run.directory import RunDir
@@ -35,12 +37,58 @@ def add_detach(parser: argparse._ActionsContainer) -> None:
 
 def composed(args: argparse.Namespace) -> "Config":
     """The configuration that the arguments ask for. Raises InputError with all problems."""
-    from gemctl.config.compose import compose
+    from gemctl.config.compose import BadConfig, compose
 
     files = [word for word in args.words if is_file(word)]
     if len(files) > 1:
         raise InputError(f"{' '.join(files)}: more than one file; a file's `defaults:` list can choose groups")
-    return compose(files[0] if files else None, [word for word in args.words if word not in files], args.config_dir)
+    try:
+        return compose(files[0] if files else None, [word for word in args.words if word not in files], args.config_dir)
+    except BadConfig as bad:
+        raise InputError(bad.problems + _further(bad)) from None
+
+
+def _further(bad: "BadConfig") -> list[str]:
+    """What is wrong beside the values themselves, as far as no wrong one has a part in it."""
+    from gemctl.config.keys import GROUPS
+    from gemctl.plan.build import faults
+
+    wrong = {group for group in GROUPS if any(re.search(rf"\b{group}\b[.=]", text) for text in bad.problems)}
+    config = bad.mended
+    if config is None or wrong & {"topology", "launcher", "experiment"}:
+        return []
+    if wrong & {"data", "model"}:
+        config.topology.ep = "auto"  # it depends on the model
+        return faults(config, None)
+    try:
+        spec = spec_of(config)
+    except InputError as error:
+        return error.problems + faults(config, None)
+    return faults(config, spec)
+
+
+def check_all(config: "Config") -> None:
+    """InputError with all that keeps a run of the configuration from starting: launcher, topology, model, feature spec,
+    tables, data."""
+    from gemctl.commands.launching import launcher_of
+    from gemctl.plan.build import faults
+
+    problems: list[str] = []
+    try:
+        launcher_of(config.launcher.kind).check(config)
+    except InputError as error:
+        problems += error.problems
+    try:
+        spec = spec_of(config)
+    except InputError as error:
+        raise InputError([*problems, *faults(config, None), *error.problems]) from error
+    problems += faults(config, spec)
+    try:
+        check_data(config.data, host_memory(config))
+    except InputError as error:
+        problems += error.problems
+    if problems:
+        raise InputError(problems)
 
 
 def is_file(word: str) -> bool:

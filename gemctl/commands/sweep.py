@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gemctl.commands.configured import check_data, composed, host_memory, is_file, make_data, spec_of
+from gemctl.commands.configured import check_all, composed, is_file, make_data, spec_of
 from gemctl.errors import InputError
 
 if TYPE_CHECKING:
@@ -66,9 +66,9 @@ def _points(args: argparse.Namespace) -> list[_Point]:
         one.words = [*files, *line]
         try:
             config = composed(one)
+            check_all(config)
             own, spec = [word for word in line if word not in shared], spec_of(config)
             points.append(_Point(own, config, spec, checked_plan(config, spec)))
-            check_data(config.data, host_memory(config))
         except InputError as error:
             problems += error.problems
     problems = list(dict.fromkeys(problems)) or _misfits([point.config for point in points])

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 from gemctl.commands.configured import (
     add_configuration,
     add_detach,
-    check_data,
+    check_all,
     composed,
-    host_memory,
     make_data,
     spec_of,
 )
@@ -54,9 +53,9 @@ def run(args: argparse.Namespace) -> Any:
     config = composed(args)
     if args.cfg:
         return config
+    check_all(config)
     spec = spec_of(config)
     plan = checked_plan(config, spec)
-    check_data(config.data, host_memory(config))
     warm = _warm_start(config, spec)
     return _dry_run(config, plan, warm) if args.dry_run else _train(config, spec, plan, warm, args)
 

@@ -6,6 +6,7 @@ Order, later over earlier: the groups' files (Hydra), the experiment, FILE.yaml,
 problems of all of them come in one InputError, before anything heavy is imported.
 """
 
+import copy
 import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -22,6 +23,14 @@ from gemctl.errors import InputError
 from gemctl.specs import yaml_file
 from gemctl.specs.json_schema import describe
 from gemctl.specs.yaml_file import KeyPath, dotted, overlap
+
+
+class BadConfig(InputError):
+    """`mended`: the configuration with defaults in the places of what is wrong; None where it cannot be had so."""
+
+    def __init__(self, problems: list[str], mended: Config | None) -> None:
+        super().__init__(problems)
+        self.mended = mended
 
 
 def compose(file: str | None, overrides: list[str], config_dir: str | None = None, *, replace: bool = False) -> Config:
@@ -120,8 +129,21 @@ def _checked(
     causes = independent([*broken, *faults], references)
     problems = problems + [faults[path] for path in causes if path in faults]
     if problems or config is None:
-        raise InputError(list(dict.fromkeys(problems)))
+        mended = config or check(_without(data, [*wrong, *unset, *unresolved]), typed)[0]
+        raise BadConfig(list(dict.fromkeys(problems)), mended)
     return config
+
+
+def _without(data: dict[str, Any], places: list[KeyPath]) -> dict[str, Any]:
+    """A copy of the data without what is at these places."""
+    rest = copy.deepcopy(data)
+    for path in places:
+        holder: Any = rest
+        for name in path[:-1]:
+            holder = holder.get(name) if isinstance(holder, dict) else None
+        if isinstance(holder, dict) and path:
+            holder.pop(path[-1], None)
+    return rest
 
 
 def _meaning(path: KeyPath) -> str:

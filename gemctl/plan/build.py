@@ -18,7 +18,7 @@ from gemctl.cluster.host import Host
 from gemctl.config.schema import Config
 from gemctl.errors import DoesNotFit, InputError
 from gemctl.mesh.groups import AxisGroups, axis_groups
-from gemctl.mesh.topology import Topology, resolve
+from gemctl.mesh.topology import Topology, check, resolve
 from gemctl.plan.classes import RankClasses, rank_classes
 from gemctl.plan.data_facts import DataFacts, data_facts
 from gemctl.plan.dense import Unit, units
@@ -90,7 +90,7 @@ def build(config: Config, spec: FeatureSpec, host: Host | None = None) -> Plan:
     Raises InputError with all violations, and DoesNotFit for numbers beyond any machine. A plan that does not fit is
     still a plan: `check_fits` refuses it.
     """
-    if problems := contradictions(config.model, spec):
+    if problems := faults(config, spec):
         raise InputError(problems)
     facts = data_facts(config.data, spec)
     given = _inputs(config, spec, facts)
@@ -111,6 +111,21 @@ def build(config: Config, spec: FeatureSpec, host: Host | None = None) -> Plan:
     }
     fit = _fit(given, objects, classes, cluster_memory(config, host))
     return Plan(**shown, fit=fit, hash=_hash({**shown, "format": FORMAT}))
+
+
+def faults(config: Config, spec: FeatureSpec | None) -> list[str]:
+    """Everything that keeps a configuration from having a plan; without `spec` what can be told without one."""
+    topology, violations = check(config.topology, config.launcher, experts(config.model))
+    problems = [violation.message for violation in violations]
+    if spec is None:
+        return problems
+    problems += contradictions(config.model, spec)
+    if topology is not None:
+        try:
+            place(spec, config, topology)
+        except InputError as error:
+            problems += error.problems
+    return problems
 
 
 def check_fits(plan: Plan) -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from gemctl.cli import main
 from gemctl.config.compose import compose, from_yaml
 from gemctl.config.keys import all_keys
 from gemctl.config.nearest import edits, nearest
@@ -228,3 +229,33 @@ def test_a_key_of_another_group_is_offered_with_its_right_path() -> None:
             if moved not in all_keys():
                 (problem,) = problems([f"{moved}=1"])
                 assert key in problem.split("did you mean ")[1].rstrip("?").replace(" or ", ", ").split(", ")
+
+
+WORLD = "topology.dp_replicate × topology.dp_shard is 2 × 3 = 6, but the world has"
+HEADS = "model.heads is 3, which does not divide model.dim = 32"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["train.steps=x", "topology.dp_shard=3"], ["train.steps=x: must be", WORLD]),
+        (["topology.dp_shard=3", "model.heads=3", "checkpoint.keep=0"], ["checkpoint.keep=0: must be", WORLD, HEADS]),
+        (["topology.dp_shard=3", "model.heads=3"], [WORLD, HEADS]),
+        (["model.dim=x", "topology.dp_shard=3"], ["model.dim=x: must be", WORLD]),
+        (["topology.dp_shard=x", "model.heads=3"], ["topology.dp_shard=x: must be"]),  # the rest may follow from it
+        (["launcher.nodes=2", "topology.dp_shard=3"], ["launcher.nodes=2: launcher.kind=local", WORLD]),
+        (["train.stpes=3", "model.heads=3"], ["train.stpes=3: unknown key", HEADS]),
+        (
+            ["experiment=parquet", "data.spec=/nope.yaml", "data.train=/nope", "topology.dp_shard=3"],
+            [WORLD, "/nope.yaml: the feature spec can't be read"],
+        ),
+    ],
+)
+def test_problems_of_schema_plan_and_data_are_told_at_once(
+    words: list[str], told: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", *words]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == len(told), lines
+    for line, start in zip(lines, told, strict=True):
+        assert line.startswith(f"error: {start}")
