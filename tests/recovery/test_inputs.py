@@ -14,12 +14,14 @@ import pytest
 
 from gemctl.cli import main
 from gemctl.commands import eval as eval_command
-from gemctl.config.compose import compose
+from gemctl.commands.inputs import taken
+from gemctl.config.compose import compose, from_yaml
 from gemctl.data.fingerprint import changed, fingerprint
 from gemctl.errors import InputError
 from gemctl.run.directory import RunDir
 from gemctl.run.inputs import FILE, SPEC, FileMark, Inputs, Source, data_differences, read, texts, write
 from gemctl.run.manifest import checkpoints
+from gemctl.specs import feature_spec
 from gemctl.train.ledger import Ledger
 from gemctl.worker import Worker
 from tests.recovery.saved_run import saved
@@ -280,6 +282,15 @@ def test_a_spec_with_other_tables_is_refused_whatever_is_allowed(job: Path, caps
 def test_evaluation_is_turned_off_and_on(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (change,) = (one for one in ahead(capsys, run_of(job), "data.eval=null")["changes"] if one["key"] == "data.eval")
     assert (change["after"], change["details"]) == (None, [])
+
+
+def test_a_spec_that_changes_while_the_run_is_planned_is_noticed(job: Path) -> None:
+    config = from_yaml((file := run_of(job).attempt(1).config).read_text(), str(file))
+    planned = feature_spec.load(config.data.spec)
+    assert taken(config.data, planned).spec == planned
+    edited("log: true", "log: false")(job)
+    with pytest.raises(InputError, match=r"data\.spec: .* was changed while the run was being planned"):
+        taken(config.data, planned)
 
 
 def test_an_edited_copy_of_the_spec_is_refused(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
