@@ -4,11 +4,12 @@ Three kernels, each over the tiles of gemctl/kernels/schedule.py, one program a 
 `grad_q_kernel` own rows of queries and loop over keys, `grad_kv_kernel` owns rows of keys and loops over queries. So
 every output has one owner: no atomics, and two runs are equal bit for bit.
 
-Rows behind a sequence's end are loaded as zeros, and without causal or window no score is masked. An activation maps
-their score 0 to 0. Softmax counts them, exp(0 − peak) each, and subtracts them from the row's sum in the end (GEM's
-subtraction masking); a row that these zeros dominate, because all its scores are far below 0, would lose its precision,
-so such a tile is computed again with masks. In the backward they multiply zeros. With causal or window, blocks that
-are seen in part are masked and visited first, then the others without masks.
+Rows behind a sequence's end are loaded as zeros. An activation maps their score 0 to 0, so without causal or window
+its scores are not masked. Softmax masks the last block of keys: with the padding's 0 for a peak, a short row's weights
+would not be 1 at most but something below, which bfloat16 rounds. In the backward padding multiplies zeros. With causal
+or window, blocks that are seen in part are masked too. Masked blocks are visited first.
+
+A query that sees no key, or only keys with a bias of −inf, has an LSE of −inf, output 0 and gradients 0.
 
 `KIND` is "softmax" or an activation. Names end in the side that they lie on; `shift` = len_k − len_q puts a query at
 its key position.
@@ -19,9 +20,6 @@ import triton.language as tl
 
 from gemctl.kernels.schedule import span
 from gemctl.kernels.triton_scores import LN_2, LOG2_E, act, slope
-
-# The share of a row's sum that padding may have before the tile is computed again with masks: at most 6 bits are lost.
-_KEEP = tl.constexpr(63 / 64)
 
 
 @triton.jit
@@ -94,6 +92,13 @@ def load_bias(  # type: ignore[no-untyped-def]
     there = (row < bias_rows - row0) & (key < bias_keys - key0)
     value = tl.load(base + row * row_stride + key * key_stride, mask=real & there, other=0.0).to(tl.float32)
     return tl.where(real & (there == 0), float("nan"), value)
+
+
+@triton.jit
+def load_lse(pointer, mask):  # type: ignore[no-untyped-def]
+    """LSE in units of log 2; inf, from which no score weighs anything, behind the end and where nothing is seen."""
+    lse = tl.load(pointer, mask=mask, other=float("inf"))
+    return LOG2_E * tl.where(lse == float("-inf"), float("inf"), lse)
 
 
 @triton.jit
@@ -178,11 +183,16 @@ def forward_kernel(  # type: ignore[no-untyped-def]
     acc = tl.zeros([BM, BLOCK_D], tl.float32)
     total = tl.zeros([BM], tl.float32)
     peak = tl.full([BM], float("-inf"), tl.float32)
+    low = 0
+    high = len_k
     full_low = 0
     full_high = len_k
     if POSITIONAL:
         low, high = span(row0, row0 + rows, shift, behind, ahead, len_k)
         full_low, full_high = full_span(row0, row0 + rows, shift, behind, ahead, len_k, low, high, BN)
+    elif KIND == "softmax":
+        full_high = len_k // BN * BN
+    if POSITIONAL or KIND == "softmax":
         for index in range(0, partial_blocks(low, high, full_low, full_high, BN)):
             start = partial_block(index, low, full_low, full_high, BN)
             acc, total, peak = _forward_block(
@@ -198,21 +208,6 @@ def forward_kernel(  # type: ignore[no-untyped-def]
         )  # fmt: skip
     out_base = OUT + ((first_q + row0) * heads + head) * D
     if KIND == "softmax":
-        if not POSITIONAL:
-            pads = tl.cdiv(len_k, BN) * BN - len_k
-            padded = tl.where(pads > 0, pads * tl.exp2(-peak), 0.0)
-            dominated = tl.max((padded > total * _KEEP).to(tl.int32), 0)
-            total -= padded
-            if dominated > 0:
-                acc = tl.zeros([BM, BLOCK_D], tl.float32)
-                total = tl.zeros([BM], tl.float32)
-                peak = tl.full([BM], float("-inf"), tl.float32)
-                for start in range(0, len_k, BN):
-                    acc, total, peak = _forward_block(
-                        acc, total, peak, q, k_base, v_base, k_stride, v_stride, start, row0, shift, behind, ahead,
-                        len_q, len_k, bias_base, bias_stride_q, bias_stride_k, bias_rows, bias_keys, scale,
-                        KIND, FAST, BIASED, True, D, BLOCK_D, BN, PRECISION,
-                    )  # fmt: skip
         acc = acc * tl.where(total != 0, 1.0 / total, 0.0)[:, None]
         lse = LN_2 * (peak + tl.log2(total))
         tl.store(LSE + (first_q + row) * heads + head, lse, mask=row < len_q)
@@ -308,7 +303,7 @@ def grad_q_kernel(  # type: ignore[no-untyped-def]
         out = load_rows(OUT + out_base * D, heads * D, rows, BM, D, BLOCK_D)
         delta = tl.sum(out.to(tl.float32) * grad.to(tl.float32), 1)
         tl.store(DELTA + (first_q + row) * heads + head, delta, mask=row < len_q)
-        lse = LOG2_E * tl.load(LSE + (first_q + row) * heads + head, mask=row < len_q, other=0.0)
+        lse = load_lse(LSE + (first_q + row) * heads + head, row < len_q)
     acc = tl.zeros([BM, BLOCK_D], tl.float32)
     full_low = 0
     full_high = len_k
@@ -345,10 +340,9 @@ def _grad_kv_block(  # type: ignore[no-untyped-def]
     lse = tl.zeros([BM], tl.float32)
     delta = tl.zeros([BM], tl.float32)
     if KIND == "softmax":
-        # Rows behind the end weigh nothing: exp(s − inf) = 0.
         saved = tl.arange(0, BM)
         base = tl.cast(start, tl.int64) * heads
-        lse = LOG2_E * tl.load(LSE + base + saved * heads, mask=saved < len_q - start, other=float("inf"))
+        lse = load_lse(LSE + base + saved * heads, saved < len_q - start)
         delta = tl.load(DELTA + base + saved * heads, mask=saved < len_q - start, other=0.0)
         scores = scores * scale
     row = tl.arange(0, BM)[None, :]
@@ -458,7 +452,7 @@ def grad_bias_kernel(  # type: ignore[no-untyped-def]
             v = load_rows(V + head // group * v_head + (first_k + key0) * v_stride, v_stride, len_k - key0, BN, D, BLOCK_D)  # fmt: skip # noqa: E501
             grad = load_rows(GRAD + head * grad_head + (first_q + row0) * grad_stride, grad_stride, len_q - row0, BM, D, BLOCK_D)  # fmt: skip # noqa: E501
             saved = (first_q + row) * heads + head
-            lse = LOG2_E * tl.load(LSE + saved, mask=row < len_q, other=float("inf"))
+            lse = load_lse(LSE + saved, row < len_q)
             delta = tl.load(DELTA + saved, mask=row < len_q, other=0.0)
             scores = scale * tl.dot(q, tl.trans(k), input_precision=PRECISION)
             scores += LOG2_E * load_bias(

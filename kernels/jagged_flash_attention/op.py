@@ -37,7 +37,8 @@ def jagged_flash_attention(
     window: int | None = None,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """softmax(scale · QKᵀ + bias) V within each sequence; a query that sees no key gives 0 and zero gradients.
+    """softmax(scale · QKᵀ + bias) V within each sequence; a query that sees no key gives 0 and zero gradients, as does
+    one all of whose keys a bias of −inf hides.
 
     q [ΣLq, H, D]; k, v [ΣLk, Hkv, D], where Hkv divides H (query head h uses key head h // (H/Hkv)); any strides, one
     floating dtype. q_offsets, k_offsets contiguous int64 [B+1]: row b owns tokens offsets[b] … offsets[b+1]−1. max_q,

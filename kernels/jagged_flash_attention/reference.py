@@ -1,7 +1,7 @@
 """Softmax attention of jagged sequences, written out per sequence: the specification of the op.
 
 For query i and key j of one sequence and head, S_ij = scale · q_i·k_j + bias_ij over the keys that the query sees
-(gemctl/kernels/visibility.py); O_i = Σ_j softmax_j(S_ij) v_j, and 0 where the query sees no key.
+(gemctl/kernels/visibility.py); O_i = Σ_j softmax_j(S_ij) v_j, and 0 where the query sees no key, or S_ij = −inf of all.
 """
 
 import torch
@@ -42,7 +42,7 @@ def _one_sequence(
     scores = torch.einsum("qhd,khd->hqk", q, k) * scale
     if bias is not None:
         scores = scores + bias[:, : q.shape[0], : k.shape[0]]
-    hidden = ~visible(q.shape[0], k.shape[0], causal, window, q.device)
+    hidden = ~visible(q.shape[0], k.shape[0], causal, window, q.device) | (scores == -torch.inf)
     # The lowest finite number instead of −inf: a row that sees nothing stays free of NaN and is zeroed below.
     weights = scores.masked_fill(hidden, torch.finfo(q.dtype).min).softmax(-1).masked_fill(hidden, 0)
     return torch.einsum("hqk,khd->qhd", weights, v)

@@ -74,7 +74,7 @@ def attend(
     broadcast: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """As `forward`; with `broadcast` q [S, H, D] is every sequence's (q_offsets: multiples of S)."""
-    _check_scale(scale)
+    q, scale = _positive(q, scale)
     q, k, v = rows(q), rows(k), rows(v)
     (heads, dim), batch = q.shape[1:], q_offsets.shape[0] - 1
     tokens = q.shape[0] * (batch if broadcast else 1)
@@ -107,6 +107,8 @@ def attend_backward(
     broadcast: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """As `backward`; with `broadcast` the first is each sequence's part in float32, [B·S, H, D]."""
+    sign = _sign(scale)
+    q, scale = _positive(q, scale)
     q, k, v, grad = rows(q), rows(k), rows(v), rows(grad_output)
     heads, key_heads, batch = q.shape[1], k.shape[1], q_offsets.shape[0] - 1
     behind, ahead = reach(causal, window)
@@ -131,6 +133,8 @@ def attend_backward(
     sizes = common | {"BN": tile.own, "BM": tile.other}
     launch(grad_kv_kernel, order.shape[0] * key_heads, tile, *args, *numbers, **sizes)
 
+    if sign != 1:
+        grad_q *= sign
     if bias is None or not needs_bias_grad:
         return grad_q, grad_k, grad_v, q.new_empty(0)
     offsets = q_offsets, k_offsets
@@ -157,9 +161,13 @@ def _grad_bias(
     return grad_bias
 
 
-def _check_scale(scale: float) -> None:
-    if not scale > 0:  # the kernels scale the −inf of hidden keys and the peak of a row
-        raise ValueError(f"jagged_flash_attention: scale must be > 0 on a GPU, not {scale}")
+def _sign(scale: float) -> int:
+    return (scale > 0) - (scale < 0)
+
+
+def _positive(q: Tensor, scale: float) -> tuple[Tensor, float]:
+    """The same scores with a scale above 0: the kernels scale the −inf of hidden keys and the peak of a row."""
+    return (q, scale) if scale > 0 else (q * _sign(scale), abs(scale) or 1.0)
 
 
 def _bias(q: Tensor, bias: Tensor | None) -> tuple[Any, ...]:

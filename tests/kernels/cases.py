@@ -67,7 +67,8 @@ def _qkv(lengths: str, heads: int, key_heads: int) -> tuple[dict[str, tuple[int,
     return {"q": q, "k": kv, "v": kv}, offsets(len_q), offsets(len_k)
 
 
-def flash(lengths: str, heads: int = 2, key_heads: int = 2, bias: bool = False, **options: Any) -> Case:
+def flash(lengths: str, heads: int = 2, key_heads: int = 2, bias: bool = False, hides: int = 0, **options: Any) -> Case:
+    """`hides`: the bias is −inf for the first so many keys of every row."""
     shapes, q_offsets, k_offsets = _qkv(lengths, heads, key_heads)
     if bias:
         longest = [int(side.diff().max()) if len(side) > 1 else 0 for side in (q_offsets, k_offsets)]
@@ -75,9 +76,12 @@ def flash(lengths: str, heads: int = 2, key_heads: int = 2, bias: bool = False, 
 
     def call(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor) -> Tensor:
         added = rest[0] if rest else None
+        if added is not None and hides:
+            added = added.masked_fill(torch.arange(added.shape[2]) < hides, -torch.inf)
         return jagged_flash_attention(q, k, v, q_offsets, k_offsets, 100, 130, bias=added, **options)
 
-    return Case(f"flash-{lengths}-{heads}/{key_heads}{'-bias' if bias else ''}-{options}", call, shapes)
+    added = "-bias" + (f" hides {hides}" if hides else "") if bias else ""
+    return Case(f"flash-{lengths}-{heads}/{key_heads}{added}-{options}", call, shapes)
 
 
 def generalised(lengths: str, heads: int = 2, key_heads: int = 2, seeds: int = 0, **options: Any) -> Case:
@@ -131,6 +135,7 @@ def all_cases() -> list[Case]:
         cases += [block(lengths, block_size=size) for size in (1, 4, 64)]
         cases += [block(lengths, rotary=True, block_size=32), pooled(lengths), pooled(lengths, seeds=1, scale=0.5)]
         cases += [flash(lengths, bias=True), flash(lengths, bias=True, causal=True, window=20)]
+        cases += [flash(lengths, bias=True, hides=4, **options) for options in ({}, {"causal": True}, {"window": 3})]
         cases += [generalised(lengths, seeds=3, activation="gelu", causal=True)]
     cases += [generalised("cross", activation=activation, pre_scale=0.7) for activation in Activation]
     for key_heads in (1, 2):

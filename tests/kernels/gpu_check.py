@@ -96,6 +96,16 @@ def checks() -> list[Check]:
     found += [score(heads=(4, 2), len_k=KEYS), score(seeds=5, len_k=KEYS, heads=(4, 2))]
     found += [flash(dim=16, heads=(4, 4)), score("gelu_approx", dim=16), flash(dim=128, len_q=LONG)]
     found += [flash(dtype=dtype, len_q=[300, 700], biased=True, hidden=130) for dtype in (BF16, FP32)]
+    found += [  # queries that see no key but hidden ones
+        flash(dtype=dtype, len_q=rows, biased=True, hidden=hidden, options=options)
+        for dtype in (BF16, FP32)
+        for rows, hidden in (([2, 1], 1), ([300, 150, 1], 130), ([40, 3], 50))
+        for options in ({}, {"causal": True}, {"window": 20})
+    ]
+    found += [flash(len_q=[1, 2, 3, 1, 1, 5, 7, 1], heads=(4, 1), dim=dim, options=options)  # short rows
+              for dim in (64, 128) for options in ({}, {"causal": True}, {"window": 2})]  # fmt: skip
+    found += [flash(options={"scale": scale}) for scale in (-0.125, 0.0)]
+    found += [Check("pooled", len_k=KEYS, seeds=seeds, heads=(4, 2), options={"scale": -0.1}) for seeds in (4, 100)]
     found += [score(seeds=5, len_k=[0, 0, 0]), Check("pooled", len_k=[0, 0, 0], seeds=4)]
     found += [flash(options={"scale": 0.125}, shift=shift) for shift in (30.0, -30.0)]
     found += [flash(options={"scale": 0.125, "causal": True}, shift=shift) for shift in (30.0, -30.0)]
@@ -147,7 +157,7 @@ def call(check: Check, given: dict[str, Tensor]) -> Tensor:
     if check.op == "gdpa":
         return gdpa(q, k, v, None if check.seeds else rows, keys, 1, 1, broadcast_q=check.seeds > 0, **check.options)
     if check.op == "pooled":
-        return pooled_attention(q, k, v, keys, 1)
+        return pooled_attention(q, k, v, keys, 1, **check.options)
     cos = sin = None
     if check.rotary:
         positions = torch.arange(max(check.len_q), device="cuda")[:, None]

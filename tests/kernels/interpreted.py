@@ -57,6 +57,9 @@ def slow_cases() -> list[Case]:
     found += [flash("long", 1, 1, **options) for options in positions]
     found += [flash("longer keys", 2, 1, causal=True), flash("aligned", 4, 2, window=5)]
     found += [flash("aligned", bias=True), flash("longer keys", 1, 1, bias=True, causal=True, window=150)]
+    found += [flash("self", 1, 1, bias=True, hides=4, **options) for options in positions[:2]]
+    found += [flash("longer keys", 2, 1, bias=True, hides=150), flash("aligned", bias=True, hides=9, causal=True)]
+    found += [flash("cross", scale=scale, **options) for scale in (-0.3, 0.0) for options in ({}, {"causal": True})]
     found += [generalised("aligned", activation=activation, pre_scale=0.7, post_scale=0.3) for activation in Activation]
     found += [generalised("longer keys", 2, 1, activation="silu", **options) for options in positions]
     found += [
@@ -67,6 +70,7 @@ def slow_cases() -> list[Case]:
     found += [block("aligned", 4, 2, block_size=size, rotary=rotary) for size in (4, 16) for rotary in (False, True)]
     found += [block("long", 1, 1), block("no row"), block("empty")]
     found += [pooled("cross", 2, 1), pooled("many keys", 4, 2, seeds=5), pooled("small", seeds=70), pooled("no row")]
+    found += [pooled("small", seeds=70, scale=scale) for scale in (-0.5, 0.0)]
     found += [pooled("no key"), pooled("small", 2, 1, seeds=0)]
     return found
 
@@ -149,19 +153,6 @@ def hiding_bias() -> list[str]:
     shapes: dict[str, tuple[int, ...]] = {"q": (6, 1, 8), "k": (70, 1, 8), "v": (70, 1, 8)}
     found = [Case(f"bias of −inf, causal={causal}", partial(call, causal), shapes) for causal in (False, True)]
     return [text for case in found for text in _failures_of(case, torch.float32)]
-
-
-def scales_refused() -> list[str]:
-    """What softmax attention says to scales that its kernels cannot do."""
-    start()
-    from gemctl.kernels.jagged_flash_attention.op import jagged_flash_attention
-
-    q, rows, texts = torch.ones(3, 1, 8), cases.offsets([3]), []
-    for scale in (0.0, -0.5):
-        with dispatch.use("triton"), pytest.raises(ValueError, match="scale must be > 0 on a GPU") as found:
-            jagged_flash_attention(q, q, q, rows, rows, 3, 3, scale=scale, causal=True)
-        texts.append(str(found.value))
-    return texts
 
 
 def bfloat16_is_refused() -> str:
