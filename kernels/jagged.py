@@ -111,10 +111,11 @@ def reduce_heads(grad: Tensor, heads: int) -> Tensor:
 
 def every(step: int, offsets: Tensor) -> Tensor:
     """Offsets of as many sequences as `offsets` has, of `step` tokens each; kept, so that tile schedules are, too."""
-    traced = torch.compiler.is_compiling() or is_in_torch_dispatch_mode()
+    if torch.compiler.is_compiling():  # asked alone: the other questions would break the graph
+        return torch.arange(offsets.shape[0], device=offsets.device) * step
     # What is kept is not traced, and is of no capture, whose memory is its own, nor of an inference mode.
     capturing = offsets.is_cuda and torch.cuda.is_current_stream_capturing()
-    if traced or capturing or torch.is_inference_mode_enabled():
+    if capturing or is_in_torch_dispatch_mode() or torch.is_inference_mode_enabled():
         return torch.arange(offsets.shape[0], device=offsets.device) * step
     return _every(step, offsets.shape[0], offsets.device)
 

@@ -9,7 +9,6 @@ import sys
 from functools import partial
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 

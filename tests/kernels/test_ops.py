@@ -221,3 +221,13 @@ def test_offsets_of_equal_lengths_are_kept_where_they_may_be() -> None:
     with FakeTensorMode():
         assert isinstance(every(9, torch.zeros(3, dtype=torch.int64)), FakeTensor)
     assert not isinstance(every(9, rows), FakeTensor)
+
+
+def test_offsets_of_equal_lengths_do_not_break_a_compiled_graph() -> None:
+    def step(offsets: Tensor) -> Tensor:
+        return every(3, offsets) + offsets
+
+    compiled = torch.compile(step, fullgraph=True, dynamic=True, backend="eager")
+    for lengths in ([2, 0, 5], [1] * 7, []):
+        rows = cases.offsets(lengths)
+        assert torch.equal(compiled(rows), 3 * torch.arange(len(lengths) + 1) + rows)
