@@ -51,7 +51,8 @@ def run(args: argparse.Namespace) -> "RunList":
             runs.append(status(one, jobs.get(one.path)))
         except (InputError, OSError) as error:
             unreadable += _problems(error)
-    unreadable += [f"{folder}: Permission denied" for folder in closed_folders(args.root)]
+    if closed := closed_folders(args.root):  # where many share a root, most of them
+        unreadable.append(f"{args.root}: {len(closed)} folders of others: Permission denied")
     return RunList(args.root, runs, unreadable, older)
 
 

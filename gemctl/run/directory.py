@@ -143,7 +143,6 @@ def find(reference: str, root: str) -> RunDir:
         raise InputError("RUN '': name a run by its path, its id or a prefix of the id")
     if paths.is_file(Path(reference) / RunDir.IDENTITY):
         return RunDir.open(reference)
-    _refuse_closed(reference, root)
     runs = list_runs(root)
     exact = [run for run in runs if run.run_id == reference]
     matches = exact or [run for run in runs if run.run_id.startswith(reference)]
@@ -153,6 +152,7 @@ def find(reference: str, root: str) -> RunDir:
         raise InputError(f"{reference}: means {len(matches)} runs below {root}: {_names(matches)}")
     if named := [run for run in runs if run.path.parent.name == reference]:
         raise InputError(f"{reference}: is the name of {_names(named[-3:])}; name a run by its id, or a prefix of it")
+    _refuse_closed(reference, root)
     known = f"the newest are {_names(runs[-3:])}" if runs else "there is none"
     raise InputError(f"{reference}: no such run below {root} ({known}), and no run directory of that path")
 
