@@ -44,7 +44,7 @@ def run(tmp_path: Path) -> RunDir:
     """Attempt 1 has saved steps 2 and 4, and has ended."""
     made = RunDir.create(str(tmp_path), "saved", ["test"])
     saved(attempt(made, 1, Base(None, 0)), made, 2, 4)
-    made.attempt(1).write_end("failed", cause=None)
+    made.attempt(1).write_end("failed")
     return made
 
 
@@ -213,7 +213,7 @@ def test_only_an_end_or_processes_that_are_gone_prove_death(run: RunDir) -> None
         written = {**json.loads(second.claim_file.read_text()), **facts}
         second.claim_file.unlink()
         second.claim_file.write_text(json.dumps(written))
-        return surely_dead(run.attempt(2))
+        return surely_dead(Attempt(second.path))  # reads its files anew
 
     gone = 1 << 22  # above every process number
     assert claimed(pid=gone)
@@ -224,9 +224,9 @@ def test_only_an_end_or_processes_that_are_gone_prove_death(run: RunDir) -> None
     log = JsonLog(second.agent_log(0))
     log.write({"event": "rank", "rank": 0, "pid": os.getpid()})
     log.close()
-    assert not surely_dead(run.attempt(2)), "one of its ranks lives"
+    assert not surely_dead(Attempt(second.path)), "one of its ranks lives"
     second.claim_file.unlink()
-    assert not surely_dead(run.attempt(2)), "nobody knows whose it is"
+    assert not surely_dead(Attempt(second.path)), "nobody knows whose it is"
 
 
 def test_a_deletion_that_was_cut_short_is_finished_and_was_no_damage(
