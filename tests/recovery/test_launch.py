@@ -1,5 +1,5 @@
-"""The real thing, from the command line: Ctrl-C saves and says how to go on, whatever lies in the current folder; a
-rank killed in a save is named.
+"""The real thing, from the command line: Ctrl-C saves and says how to go on, whatever lies in the current folder, and
+nothing listens but the ranks' gloo; a rank killed in a save is named.
 """
 
 import os
@@ -18,6 +18,7 @@ from gemctl.run.directory import RunDir
 from gemctl.run.files import read_log
 from gemctl.run.selection import newest_verified
 from tests import hostile
+from tests.listeners import listening
 
 SMALL = [
     "data.synthetic.users=50",
@@ -51,6 +52,7 @@ def test_interrupt_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
     hostile.plant(tmp_path)
     train = _start(tmp_path, "train", *SMALL, "train.steps=100000")
     _wait_for(lambda: any(line["stage"] == "step" for line in _rank_lines(tmp_path)))
+    listeners = listening(train.pid)
     train.send_signal(signal.SIGINT)
     _, told = train.communicate(timeout=60)
     run = RunDir.open(next(tmp_path.glob("runs/synthetic/*")))
@@ -61,6 +63,9 @@ def test_interrupt_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
     assert choice.checkpoint is not None
     assert (choice.passed_over, choice.checkpoint.step >= 1) == ([], True)
     assert hostile.ran(tmp_path) == []
+    ranks = {line["pid"] for line in read_log(run.attempt(1).agent_log(0)) if line["event"] == "rank"}
+    assert {one.address for one in listeners} == {"127.0.0.1"}
+    assert {one.pid for one in listeners} == ranks  # gloo's
 
 
 @pytest.mark.slow
