@@ -12,6 +12,7 @@ from gemctl.config.overrides import unknown_key
 from gemctl.config.schema import Config, DataConfig
 from gemctl.specs.yaml_file import KeyPath, dotted, overlap
 
+MOST_CHARACTERS = 1 << 14
 References = dict[KeyPath, list[KeyPath]]
 _REFERENCE = re.compile(r"(?<!\\)\$\{\s*([^${}:\s]+)\s*\}")
 
@@ -28,7 +29,11 @@ def resolve(data: dict[str, Any]) -> tuple[dict[KeyPath, str], References]:
         return {}, {}
     whole = _over(_defaults(), data)
     tree = OmegaConf.create(whole)
+    lengths: dict[KeyPath, int] = {}
     for path in found:
+        if _length(path, found, references, lengths) > MOST_CHARACTERS:
+            problems[path] = f"in ${{…}}: names so much that it has more than {MOST_CHARACTERS:,} characters"
+            continue
         place: Any = data
         node: Any = tree
         for name in path[:-1]:
@@ -39,6 +44,17 @@ def resolve(data: dict[str, Any]) -> tuple[dict[KeyPath, str], References]:
         except OmegaConfBaseException as error:
             problems[path] = _why(path, references, whole, error)
     return problems, references
+
+
+def _length(path: KeyPath, found: dict[KeyPath, str], references: References, lengths: dict[KeyPath, int]) -> int:
+    """Characters of a value once it is resolved, at least, of which `lengths` keeps those known; 0 within a loop."""
+    if path not in lengths:
+        lengths[path] = 0
+        inside = [other for other in found if overlap(other, path)]
+        named = [key for other in inside for key in references[other]]
+        lengths[path] = sum(len(found[other]) for other in inside)
+        lengths[path] += sum(_length(key, found, references, lengths) for key in named)
+    return lengths[path]
 
 
 def _defaults() -> dict[str, Any]:

@@ -78,6 +78,20 @@ def test_hydra_is_given_no_file_that_it_would_expand(tmp_path: Path) -> None:
     assert re.fullmatch(rf"{folder}/mine\.yaml:1: refused: {MANY}", problem)
 
 
+def test_references_that_double_each_other_are_refused(tmp_path: Path) -> None:
+    """2^40 characters out of 41 lines; loops are told as before."""
+    lines = ["ten letters", *(f"${{checkpoint.warm_start.include.{index}}}" * 2 for index in range(40))]
+    text = "checkpoint:\n  warm_start:\n    source: a\n    include:\n" + "".join(f'    - "{line}"\n' for line in lines)
+    (tmp_path / "my.yaml").write_text(text)
+    with pytest.raises(InputError) as caught:
+        compose(str(tmp_path / "my.yaml"), ["experiment=synthetic"])
+    (problem,) = caught.value.problems
+    expected = r"my\.yaml:\d+: checkpoint\.warm_start\.include.*in \$\{…\}: names so much that it has more than 16,384"
+    assert re.search(expected, problem)
+    with pytest.raises(InputError, match="refers to itself"):
+        compose(None, ["experiment=synthetic", "run.name=${run.root}", "run.root=${run.name}"])
+
+
 SPEC = """
 {name: s, tables: [{name: u, rows: 5}], domain: {column: d, count: 3}, timestamp: time, labels: [{name: y}],
  sequences: [{name: h, timestamps: t, max_length: 9, ids: [{name: i, table: u}]}]}
