@@ -62,10 +62,11 @@ def test_a_cure_is_what_was_typed_and_legal(override: str, expected: str | None)
     assert len(found) == 1 and found[0].startswith(f"{override}: ") and found[0].endswith(expected), found
 
 
-def test_every_cure_for_every_key_is_taken() -> None:
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, 4))])
+def test_every_cure_for_every_key_is_taken(part: int) -> None:
     """Wrong values of all kinds at every key: what is proposed is parsed as a shell does and must be taken there."""
     cures = 0
-    for key, node in all_keys().items():
+    for key, node in list(all_keys().items())[part::4]:
         if any(option.get("type") == "object" for option in options(node)):
             continue
         near = [word[:-1] + "x" for word in choices(node) if isinstance(word, str) and len(word) > 2]
@@ -85,7 +86,7 @@ def test_every_cure_for_every_key_is_taken() -> None:
                     again = [one for one in problems(pasted) if one.startswith(f"{pasted}: ")]
                     assert again == [], (problem, again)
                     cures += 1
-    assert cures > 100
+    assert cures > 20
 
 
 @pytest.mark.parametrize(
