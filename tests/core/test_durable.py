@@ -301,3 +301,14 @@ def test_a_beat_that_cannot_be_written_is_not_the_last(run: RunDir, monkeypatch:
     monkeypatch.setattr(os, "pwrite", refused_thrice)
     with Heartbeat(attempt, 0.02):
         assert watch_beat(attempt) is not None
+
+
+def test_a_file_system_that_cannot_fsync_folders_is_used_and_one_that_fails_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", refuse(errno.EINVAL))
+    durable.sync_folder(tmp_path)
+    monkeypatch.setattr(os, "fsync", refuse(errno.EIO))
+    with pytest.raises(OSError, match="Input/output error") as raised:
+        durable.sync_folder(tmp_path)
+    assert raised.value.filename == str(tmp_path)
