@@ -37,13 +37,14 @@ def cause_of(end: dict[str, Any] | None) -> str | None:
 
 def describe(run: RunDir, end: dict[str, Any]) -> str:
     """The same of an end that is not in its file yet."""
+    if (end.get("cause") or {}).get("kind") == "checkpoint":  # which says what to do, too
+        return str(end["cause"]["text"])
     lines = [f"run {run.run_id} {_ended(end)}", *_log(run, end)]
     if end["outcome"] == "failed" and end.get("again"):
         return "\n".join([*lines, "another attempt follows"])
     if end.get("refusal"):
         lines.append(f"{'not tried again' if end['outcome'] == 'failed' else 'not brought back'}: {end['refusal']}")
-    told = end["outcome"] == "finished" or (end.get("cause") or {}).get("kind") == "checkpoint"  # says what to do
-    return "\n".join(lines if told else [*lines, hint(run)])
+    return "\n".join(lines if end["outcome"] == "finished" else [*lines, hint(run)])
 
 
 def hint(run: RunDir) -> str:

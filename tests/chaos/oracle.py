@@ -20,6 +20,7 @@ from tests.chaos.layouts import STEPS
 from tests.chaos.processes import Case, Ran
 from tests.chaos.scenario import Scenario
 
+FROM_SCRATCH = "--from-scratch"  # what a resume offers where no checkpoint can be used
 ENDS = {0, 1, 2, 130, 143}  # exit codes that are a command's own
 TOLERANCE = 1e-4  # relative distance of a tensor where sums are in another order: law 1's
 
@@ -51,7 +52,8 @@ def _of_command(ran: Ran, missed: bool) -> list[str]:
         return [f"{name} ended with exit code {ran.code}: {told[-1:]}"]
     if ran.code in {1, 2} and not any(line.startswith("error: ") for line in told):
         return [f"{name} ended with exit code {ran.code} and does not say why: {told[-1:]}"]
-    if ran.wanted == "well" and ran.code != 0 and not missed:
+    refused = ran.code == 2 and FROM_SCRATCH in ran.err  # rightly only if nothing whole was there, which _lost tells
+    if ran.wanted == "well" and ran.code != 0 and not missed and not refused:
         return [f"{name} should have ended well, and ended with exit code {ran.code}: {told[-2:]}"]
     return [f"{name} should have been refused"] if ran.wanted == "refused" and ran.code == 0 and not missed else []
 

@@ -14,10 +14,9 @@ from gemctl.run.manifest import checkpoints, folder_name
 from tests.chaos.damage import damage
 from tests.chaos.deeds import DEEDS
 from tests.chaos.layouts import LAYOUTS
+from tests.chaos.oracle import FROM_SCRATCH
 from tests.chaos.processes import Case, ranks, stopped
 from tests.chaos.scenario import Command, Deed, Scenario, When
-
-FROM_SCRATCH = "--from-scratch"
 
 
 def play(scenario: Scenario, folder: Path, config: Path) -> Case:

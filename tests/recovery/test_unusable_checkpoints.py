@@ -356,6 +356,7 @@ def test_the_supervisor_ends_the_run_rather_than_start_it_from_zero(run: RunDir)
         run_attempts(run, 2, Prepared("{}", "{}", 1, 1, first=2), RecoverConfig(), NoAgents(), Notes())
     assert error.value.exit_code == 2
     assert "step_4.a1/data: is missing" in str(error.value) and "step_2.a1/data: is missing" in str(error.value)
+    assert str(error.value).startswith(f"run {run.run_id} has published checkpoints, and none of them can be used:\n")
     assert str(error.value).count("gemctl resume") == 1 and "--from-scratch" in str(error.value)
     end = run.attempt(2).end()
     assert end is not None and (end["outcome"], end["again"], end["cause"]["kind"]) == ("failed", False, "checkpoint")
