@@ -467,6 +467,8 @@ def _serve(run: RunDir, attempt: Attempt, node: int, store: str | None) -> int:
     if claim.host == socket.gethostname() and not process.running(claim.pid):
         return 1  # whoever started this agent is dead already
     _write_to(attempt.agent_output(node))
+    if any(option.startswith("error") for option in sys.warnoptions):
+        warnings.simplefilter("default")  # what libraries warn of ends no run
     agent = Agent(run, attempt, node, store)
     agent.take_signals()
     try:

@@ -127,10 +127,21 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output has gone
         return 1
     except OSError as error:
+        if error.errno == errno.ENOENT and not _folder_is_there():
+            _say("error: the current folder has been deleted: go to another one (cd) and try again")
+            return InputError.exit_code
         if error.errno not in FULL and not (error.errno in REFUSED and error.filename):
             raise
         _say(f"error: {error.filename or 'a file'}: {os.strerror(error.errno)}")
         return GemctlError.exit_code
+
+
+def _folder_is_there() -> bool:
+    try:
+        os.getcwd()  # noqa: PTH109 (pathlib costs a help text half its time)
+    except OSError:
+        return False
+    return True
 
 
 def _say(text: str) -> None:

@@ -75,12 +75,18 @@ def reference(run: RunDir) -> str:
 
 def name(run: RunDir) -> str:
     """How a user names the run from where they are: its id if it lies below ./runs, else its path."""
-    return run.run_id if run.path.parent.parent == Path("runs").absolute() else short(run.path)
+    try:
+        return run.run_id if run.path.parent.parent == Path("runs").absolute() else short(run.path)
+    except FileNotFoundError:  # the current folder has been deleted
+        return str(run.path)
 
 
 def short(path: Path) -> str:
     """The path as one would type it here."""
-    relative = os.path.relpath(path)
+    try:
+        relative = os.path.relpath(path)
+    except FileNotFoundError:  # the current folder has been deleted
+        return str(path)
     return str(path) if relative.startswith("..") else relative
 
 

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from gemctl import env, startup
+from gemctl import cli, env, startup
 from gemctl.errors import InputError
+from gemctl.run import conclusion
 from gemctl.run.directory import RunDir, list_runs
 from gemctl.startup import PLAIN_ERRORS, plain
 
@@ -171,3 +172,17 @@ def test_every_file_that_is_read_or_written_as_text_states_its_encoding() -> Non
     files = [file for folder in ("gemctl", "launchers", "kernels") for file in (ROOT / folder).rglob("*.py")]
     assert len(files) > 200
     assert [line for file in files for line in _without_encoding(file)] == []
+
+
+def test_a_current_folder_that_was_deleted_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RunDir.create(str(tmp_path / "runs"), "name", [])
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    try:
+        assert conclusion.reference(run) == conclusion.short(run.path) == str(run.path)
+        assert cli.main(["status", str(run.path)]) == 0
+        assert cli.main(["plan"]) == 2
+    finally:
+        os.chdir(ROOT)
