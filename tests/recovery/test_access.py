@@ -26,12 +26,13 @@ SECRET = "open-sesame-7c1d"
 
 
 def wrong_modes(run: Path, access: Access) -> list[str]:
-    """Every file and folder of the run, itself too, that is not as open as it should be."""
+    """Every file and folder of the run, itself too, that is not as open as it should be. An attempt's secret is its
+    maker's alone."""
     folder_mode, file_mode = MODES[access]
     found = []
     for path in [run, *run.rglob("*")]:
         mode = stat.S_IMODE(path.lstat().st_mode)
-        if mode != (folder_mode if path.is_dir() else file_mode):
+        if mode != (folder_mode if path.is_dir() else 0o600 if path.name == "secret" else file_mode):
             found.append(f"{mode:o} {path.relative_to(run)}")
     return found
 
