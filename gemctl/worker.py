@@ -24,6 +24,7 @@ from gemctl.cluster.host import this_host
 from gemctl.config.compose import from_yaml
 from gemctl.config.schema import Config
 from gemctl.data.batch import Batch
+from gemctl.data.files import find_files
 from gemctl.data.fingerprint import changed
 from gemctl.durable import create
 from gemctl.errors import GemctlError, InputError
@@ -150,13 +151,27 @@ class Worker:
         )  # fmt: skip
 
     def _spec(self) -> FeatureSpec:
-        """The attempt's copy of the feature spec. InputError where this host's data are not those of the submission."""
-        if self.inputs is not None and env.local_rank() == 0:  # the other ranks of the host see the same files
-            sets = self.inputs.data_sets()
-            problems = [problem for key, sources in sets.items() for problem in changed(key, sources)]
-            if problems:
-                raise InputError([f"host {socket.gethostname()}: {problem}" for problem in problems])
+        """The attempt's copy of the feature spec, once this host's data are known to be those of the submission."""
+        if self.inputs is not None:
+            self._verify(self.inputs)
         return feature_spec.load(self.config.data.spec)
+
+    def _verify(self, known: inputs.Inputs) -> None:
+        """Compares the data with their fingerprints, by one rank of each host, as the others see the same files.
+
+        InputError where rows to train on have changed, or where evaluation rows are gone or differ between hosts. Those
+        that have changed on all hosts alike are noted: evaluations do not touch the state.
+        """
+        first, host = env.local_rank() == 0, socket.gethostname()
+        if first and (problems := changed("data.train", known.train)):
+            raise InputError([f"host {host}: {problem}" for problem in problems])
+        found = changed("data.eval", known.eval or []) if first else None
+        said = {name: tuple(problems) for name, problems in all_gather_json([host, found]) if problems is not None}
+        if len(set(said.values())) > 1:
+            raise InputError([f"host {name}: {problem}" for name, problems in said.items() for problem in problems])
+        if found and self.rank == 0 and self.config.data.eval is not None:
+            find_files(self.config.data.eval)
+            sys.stderr.write("\n".join([*found, ""]))
 
     def _place(self) -> Mesh:
         """The mesh as it was laid over the hosts, in which this rank must be where it runs."""

@@ -322,30 +322,52 @@ def test_a_folder_or_another_spec_at_the_place_near_the_run_does_not_count(job: 
     assert inputs is not None and inputs.spec_path == str(job / SPEC)
 
 
-def test_a_rank_whose_host_has_other_files_names_host_and_file(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_whose_host_has_other_files_names_host_and_file(
+    job: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = run_of(job)
-    for key, value in {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}.items():
-        monkeypatch.setenv(key, value)
+    known = read(run.attempt(1).path, run.path)
+    assert known is not None and known.eval is not None
+    other: list[Any] = ["b6", []]  # the first rank of another host
+    as_rank(monkeypatch, rank=2, local=0)
     monkeypatch.setattr("socket.gethostname", lambda: "b7")
-    rewritten("train/d.parquet", 40)(job)
+    monkeypatch.setattr("gemctl.worker.all_gather_json", lambda own: [other, own, ["b7", None]])
+    assert Worker(run, run.attempt(1), Ledger())._spec().name == "clicks"
+
+    rewritten("eval.parquet", 40)(job)
+    start = f"host b7: data.eval: {job}/eval.parquet: not as it was when the run was submitted: 60 → 40 rows, "
+    with pytest.raises(InputError, match="^" + re.escape(start)):
+        Worker(run, run.attempt(1), Ledger())._spec()
+    other[1] = changed("data.eval", known.eval)
+    as_rank(monkeypatch, rank=0, local=0)
+    Worker(run, run.attempt(1), Ledger())._spec()
+    assert capsys.readouterr().err.startswith(start.removeprefix("host b7: "))
     (job / "eval.parquet").unlink()
-    assert Worker(run, run.attempt(1), Ledger())._spec().name == "clicks"  # the host's first rank looks for all of them
-    monkeypatch.setenv("LOCAL_RANK", "0")
+    other[1] = changed("data.eval", known.eval)
+    with pytest.raises(InputError, match=r"eval\.parquet: no such file or folder"):
+        Worker(run, run.attempt(1), Ledger())._spec()
+
+    rewritten("train/d.parquet", 40)(job)
     with pytest.raises(InputError) as error:
         Worker(run, run.attempt(1), Ledger())._spec()
-    first, second = error.value.problems
-    assert first.startswith(
-        f"host b7: data.train: {job}/train/d.parquet: not as it was when the run was submitted: 60 → 40 rows, "
-    )
-    assert second == f"host b7: data.eval: {job}/eval.parquet: no such file or folder"
+    (said,) = error.value.problems
+    assert said.startswith(f"host b7: data.train: {job}/train/d.parquet: not as it was when the run was submitted: ")
+    as_rank(monkeypatch, rank=1, local=1)  # which leaves that to the first rank of its host
+    other[1] = None
+    assert Worker(run, run.attempt(1), Ledger())._spec().name == "clicks"
+
+
+def as_rank(monkeypatch: pytest.MonkeyPatch, rank: int, local: int) -> None:
+    for key, value in {"RANK": rank, "WORLD_SIZE": 4, "LOCAL_RANK": local, "LOCAL_WORLD_SIZE": 2}.items():
+        monkeypatch.setenv(key, str(value))
 
 
 def test_ranks_read_the_files_that_were_there_and_the_spec_of_then(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = run_of(job)
     rewritten("train/a.parquet")(job)
     edited("log: true", "log: false")(job)
-    for key, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}.items():
-        monkeypatch.setenv(key, value)
+    as_rank(monkeypatch, rank=0, local=0)
+    monkeypatch.setattr("gemctl.worker.all_gather_json", lambda own: [own])
     worker = Worker(run, run.attempt(1), Ledger())
     assert worker.config.data.train == [f"{job}/train/b.parquet", f"{job}/train/d.parquet"]
     assert worker.config.data.eval == [f"{job}/eval.parquet"]
