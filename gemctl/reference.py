@@ -301,7 +301,8 @@ is one whose values are all missing. Anything else is refused before a run start
 Ages are row time − event time: seconds between timestamps of any unit, to the nanosecond, and between dates, which
 begin at midnight; in the data's own unit between numbers, integers exactly (those of int64's range) and floats as
 float64. All row and event times of a run must be of one sort, in every sequence and file, for training and evaluation:
-timestamps with a time zone (whatever zone), timestamps without one (which Parquet's INT96 are, too), dates, or numbers.
+timestamps with a time zone (whatever zone), timestamps without one (Parquet's INT96 too, read to the microsecond),
+dates, or numbers.
 Which zone is meant where none is given, or which unit a number has beside timestamps, nobody can tell: such data are
 refused. So are integers and strings in columns of one hashed table: 7 and "7" have different rows."""
 

@@ -77,7 +77,7 @@ def _check_rows(url: DataPath, data: DataConfig, spec: FeatureSpec) -> None:
     try:
         trained = open_source(data.train, data, spec)
     except InputError:
-        return  # they may be gone by now: the baseline says so
+        return  # they may be gone by now: the baseline's reason says so
     trained.close()
     if problems := disagreements([*trained.columns, *scored.columns]):
         raise InputError(problems)
@@ -116,7 +116,7 @@ def _fit_baseline(config: Config, spec: FeatureSpec) -> tuple[baseline.Baseline 
     try:
         return baseline.fit(eval_batches(settings, spec, global_batch=BASELINE_ROWS, rank=0, world=1), spec), None
     except InputError as error:
-        return None, f"the training rows can't be read: {error}"
+        return None, f"the training rows can't be read, nor their kinds of ids and times be compared: {error}"
 
 
 class ScoreFile:

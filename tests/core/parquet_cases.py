@@ -30,6 +30,7 @@ from tests.core.parquet_oracle import File
 from tests.core.parquet_types import (
     CLOCKS,
     EVERYTHING,
+    FAMILIES,
     INTEGERS,
     LISTS,
     NO_ROLE,
@@ -67,8 +68,7 @@ class Case:
         self._names = [f"{self._pick(NAMES)}{n if n else ''}" for n in range(60)]
         self.histories = not self._chance(0.08)
         self.spec = self._spec()
-        self._kinds = {table.name: self._id_kind(table) for table in self.spec.tables}
-        self._clock = self._pick(list(CLOCKS))
+        self._kinds, self._clock = self._sorts()
         self.train = self._files(folder / "train", self._random.choice([1, 1, 2, 2, 3]))
         self.eval = self._files(folder / "eval", 1) if self._chance(0.25) else []
 
@@ -130,8 +130,10 @@ class Case:
             next(names) if self._chance(0.3) else None,
         )
 
-    def _id_kind(self, table: TableSpec) -> list[pa.DataType]:
-        return STRINGS if table.ids == "hash" and self._chance(0.5) else INTEGERS
+    def _sorts(self) -> tuple[dict[str, list[pa.DataType]], list[pa.DataType]]:
+        """What all files must agree on: the types of each table's ids, and those of the times."""
+        kinds = {t.name: STRINGS if t.ids == "hash" and self._chance(0.5) else INTEGERS for t in self.spec.tables}
+        return kinds, self._pick(CLOCKS)
 
     # files
 
@@ -140,6 +142,8 @@ class Case:
         return [self._file(folder / f"part-{n}.parquet") for n in range(count)]
 
     def _file(self, path: Path) -> File:
+        if self._faults and self._chance(0.15):
+            self._kinds, self._clock = self._sorts()
         rows = self._random.choice([0, 1, *range(3, 26)])
         columns = self._columns(rows)
         schema = self._schema(columns)
@@ -242,28 +246,31 @@ class Case:
             self._histories(found, rows, tables)
         return found
 
-    def _plain_columns(self) -> Iterator[tuple[str | None, list[pa.DataType], Sequence[float], float, bool]]:
-        """Column, types, right values, a wrong one, and whether it may be null."""
+    def _plain_columns(self) -> Iterator[tuple[str | None, list[pa.DataType], Sequence[float], Sequence[float], bool]]:
+        """Column, types, right values, wrong ones, and whether it may be null."""
         for label in self.spec.labels:
-            yield label.column, NUMBERS, [0, 1], 2, True
-            yield label.mask, NUMBERS, [0, 1], 2, True
+            yield label.column, NUMBERS, [0, 1], [2, -1, 1 + 1e-12], True
+            yield label.mask, NUMBERS, [0, 1], [2, -1, 1 + 1e-12], True
         if domain := self.spec.domain:
-            yield domain.column, INTEGERS, range(domain.count), domain.count, False
-        yield self.spec.weight, NUMBERS, [0, 1, 0.5, 20], -1, False
-        yield self.spec.true_probability, NUMBERS, [0, 1, 0.5], 27.5, True
+            yield domain.column, INTEGERS, range(domain.count), [domain.count, -1], False
+        yield self.spec.weight, NUMBERS, [0, 1, 0.5, 20], [-1, math.inf, 1e300], False
+        yield self.spec.true_probability, NUMBERS, [0, 1, 0.5], [27.5, -0.25], True
 
     def _type(self, legal: list[pa.DataType], nulls: bool = True) -> pa.DataType:
         if self._fault():
-            return self._pick(self._pick([EVERYTHING, NO_ROLE]))
+            return self._pick(self._pick([NO_ROLE, *FAMILIES]))
         return pa.null() if nulls and self._chance(0.03) else self._pick(legal)
 
     def _histories(self, found: dict[str, pa.Array], rows: int, tables: dict[str, TableSpec]) -> None:
-        clocks = CLOCKS[self._clock]
-        row_kind = self._type(clocks)
-        kinds = {s.name: self._type(clocks) for s in self.spec.sequences}
+        row_kind = self._type(self._clock)
+        if beyond := bool(self._faults) and self._clock is CLOCKS[0] and self._chance(0.3):  # int64's range
+            row_kind = self._pick([pa.uint64(), pa.decimal128(20, 0)])
+        kinds = {s.name: self._type(self._clock) for s in self.spec.sequences}
         clock = Clock(self._random, [row_kind, *kinds.values()])
         times = [None if row_kind == pa.null() or self._chance(0.1) else clock.row() for _ in range(rows)]
         ticks = [None if time is None else clock.as_type(time, row_kind) for time in times]
+        if beyond:
+            ticks = [time and fitted(row_kind, self._pick([time, 2**63 + 5]), self._random) for time in ticks]
         found[self.spec.timestamp or ""] = pa.array(ticks, row_kind)
         for s in self.spec.sequences:
             size = self._pick([None, None, None, None, 1, 3])  # of fixed-size lists
@@ -328,16 +335,16 @@ class Case:
             return None
         near = self._pick([0, 1, table.rows - 2, table.rows - 1, table.rows, -1, self._random.randrange(table.rows)])
         wide = self._random.choice([2**53 + 1, 2**63 - 1, 2**63, 2**64 - 1, -(2**63), 127, 128, 255, 256, -128, 2**70])
-        return self._number(kind, near if self._chance(0.8) else wide, None)
+        return self._number(kind, near if self._chance(0.8) else wide, [])
 
     def _dense(self, kind: pa.DataType) -> Any:
         if self._chance(0.1):
             return None
         usual = [0, 1, -3, 0.5, 2**53 + 1, 2**63 - 1, 2**64 - 1, -1e-3, 1e30, math.nan, self._random.gauss(0, 100)]
-        return self._number(kind, self._pick(usual), math.inf)
+        return self._number(kind, self._pick(usual), [math.inf, -1e300])
 
-    def _number(self, kind: pa.DataType, value: Any, wrong: Any) -> Any:
-        """`value` as a type holds it, else something near; with a fault `wrong` instead."""
-        if wrong is not None and self._fault():
-            value = wrong
+    def _number(self, kind: pa.DataType, value: float, wrong: Sequence[float]) -> Any:
+        """`value` as a type holds it, else something near; with a fault one of `wrong` instead."""
+        if wrong and self._fault():
+            value = self._pick(wrong)
         return fitted(kind, value, self._random)
