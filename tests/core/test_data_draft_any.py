@@ -123,6 +123,18 @@ def test_what_a_spec_needs_and_the_table_has_not_is_named(tmp_path: Path) -> Non
     assert "a column without a name" in draft(path, ["y"]).text
 
 
+def test_a_label_of_one_class_can_be_named_and_half_empty_request_ids_are_no_feature(tmp_path: Path) -> None:
+    rows = 2400
+    columns = {
+        "request_id": [None if n % 2 else f"r{n}" for n in range(rows)],
+        "x": np.arange(rows * 1.0),
+        "y": [0] * rows,
+    }
+    found = draft(write(tmp_path / "a.parquet", columns), ["y"])
+    assert parse(found.text, "draft").labels[0].name == "y"
+    assert found.undecided["request_id"].startswith("nearly every row has a value of its own; 1,200 distinct in 2,400")
+
+
 def test_notes_on_odd_names_stay_comments(tmp_path: Path) -> None:
     odd = {
         "a\nlabels: []": [b"x"] * ROWS,
