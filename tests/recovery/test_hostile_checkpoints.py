@@ -317,6 +317,15 @@ def test_metadata_larger_than_its_tensors_can_need_is_not_read(forged: Forged) -
     assert "bytes, which is more than" in _refused(forged.write(program))
 
 
+def test_room_for_metadata_grows_with_the_pieces(forged: Forged, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = forged.write()
+    monkeypatch.setattr(laid, "MOST_BESIDE", 0)
+    monkeypatch.setattr(laid, "MOST_OF_A_PIECE", (folder / ".metadata").stat().st_size // 2 + 1)
+    assert compare(folder, folder).differences == []
+    monkeypatch.setattr(laid, "MOST_OF_A_PIECE", (folder / ".metadata").stat().st_size // 2 - 1)
+    assert "bytes, which is more than" in _refused(folder)
+
+
 def test_a_piece_that_grows_when_it_is_unpacked_is_refused(forged: Forged) -> None:
     packed = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(forged.pieces[0])) as whole, zipfile.ZipFile(packed, "w") as target:
