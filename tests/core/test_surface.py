@@ -6,6 +6,7 @@ place fails too.
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -105,15 +106,19 @@ def _names(tree: ast.AST) -> Iterator[str]:
             yield node.name
 
 
+@cache
+def _all_names() -> list[tuple[str, str]]:
+    """Files and the names in them."""
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in _sources()}
+    return sorted({(str(path.relative_to(ROOT)), name) for path, tree in trees.items() for name in _names(tree)})
+
+
 def _found(wanted: set[str]) -> set[tuple[str, str]]:
     found = set()
-    for path in _sources():
-        for name in _names(ast.parse(path.read_text(encoding="utf-8"))):
-            parts = name.split(".")
-            ends = {
-                ".".join(parts[first:last]) for first in range(len(parts)) for last in range(first + 1, len(parts) + 1)
-            }
-            found |= {(str(path.relative_to(ROOT)), end) for end in ends & wanted if end == name or end not in BUILTINS}
+    for path, name in _all_names():
+        parts = name.split(".")
+        ends = {".".join(parts[first:last]) for first in range(len(parts)) for last in range(first + 1, len(parts) + 1)}
+        found |= {(path, end) for end in ends & wanted if end == name or end not in BUILTINS}
     return found
 
 

@@ -82,9 +82,7 @@ def _without_object_collectives() -> Any:
 def work_without_pickles(path: Path) -> bool:
     """Trains with experts and 2D tables, saves and loads, where none of torch's object collectives work."""
     with _without_object_collectives():
-        for topology in (Topology(4, 2, 2, 2, 2, 2, 4), Topology(4, 1, 4, 1, 1, 4, 4)):
-            for tables in ("row-wise", "table-wise"):
-                law1.train(law1.Case(topology, tables, law1.optimizer_for(topology)))
+        law1.train(law1.Case(Topology(4, 2, 2, 2, 2, 2, 4), "mixed", "sgd"))
         saved = checkpoint_ranks.save_and_go_on(path)
         return saved == checkpoint_ranks.load_and_go_on(path)
 
