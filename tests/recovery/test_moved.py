@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from gemctl.cli import main
 from tests.recovery.test_inputs import PLACES, TEXT, write_rows
 from tests.recovery.test_resume import gemctl
 
@@ -21,6 +22,7 @@ ASKED = [
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)  # nine commands, one after another
 def test_every_command_works_on_a_moved_run(tmp_path: Path) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
     (old / "train").mkdir(parents=True)
@@ -41,13 +43,11 @@ def test_every_command_works_on_a_moved_run(tmp_path: Path) -> None:
     again = run.with_name("copy")
     shutil.copytree(run, again)
     (again / "attempts/2/end.json").unlink()  # as if its supervisor had died
-    for command in ("status", "logs", "report", "supervise", "checkpoint list", "checkpoint verify"):
-        gemctl(tmp_path, *command.split(), str(again))
+    gemctl(tmp_path, "supervise", str(again))
     gemctl(tmp_path, "checkpoint", "export", f"{again}:2", str(tmp_path / "exported"))
-    warm = [
-        "run.name=warm",
-        "train.steps=1",
-        f"checkpoint.warm_start.source={again}",
-        f"data.spec={run}/attempts/1/spec.yaml",
-    ]
-    gemctl(new, "train", *[word for word in ASKED if not word.startswith("data.spec")], *warm, "--json")
+    for command in ("status", "logs", "report", "checkpoint list", "checkpoint verify"):
+        assert main([*command.split(), str(again)]) == 0
+    own = [word.replace("=", f"={new}/") if word.startswith("data.") else word for word in ASKED]
+    spec, warm = f"data.spec={run}/attempts/1/spec.yaml", f"checkpoint.warm_start.source={again}"
+    words = [word for word in own if not word.startswith("data.spec")]
+    assert main(["train", *words, spec, warm, f"run.root={new}/runs", "--dry-run"]) == 0
