@@ -9,13 +9,13 @@ A command line stands in `ps` and in the shell's history, a configuration in eve
 import re
 
 MASK = "***"
-# A password, which may have slashes in it, or the token that http takes for a user; host:8080/a@b is no password.
-# Bounds keep the time linear in the length of what may be a hostile line.
-_PASSWORD = r"[^\s/@:]{0,300}:(?!\d{1,5}(?:[/?#]|$))[^\s@]{0,300}"
-_USER = re.compile(rf"(?<=://)(?:{_PASSWORD}|(?<=http://)[^\s/@]{{1,300}}|(?<=https://)[^\s/@]{{1,300}})@")
-_WORDS = "token|signature|secret|password|passwd|credential|api[_-]?key|accesskeyid"
+# Each pattern takes time linear in the text, which may be a hostile line, and tokens of any length.
+_UP_TO_HOST = re.compile(r"[^\s@]++(?:@(?:[^\s/?#@]*+@)*+)?")  # a password may have slashes or an @ in it
+_PASSWORD = re.compile(r"(?<=://)[^\s/@:]*+:(?!\d{1,5}[/?#])")  # host:8080/a@b has none
+_TOKEN = re.compile(r"(?:(?<=http://)|(?<=https://))[^/]++$", re.IGNORECASE)  # which http takes for a user
+_WORDS = "token|signature|secret|passw(?:or)?d|passphrase|credential|bearer|jwt|(?:api|access|account|private)[_-]?key"
 _NAME = rf"[\w.%-]{{0,64}}(?:{_WORDS})[\w.%-]{{0,64}}|sig|key|auth|pwd"
-_QUERY = re.compile(rf"(?<=[?&])((?:{_NAME})=)[^&#\s'\"]+", re.IGNORECASE)
+_QUERY = re.compile(rf"(?<=[?&#;])((?:{_NAME})=)[^&#\s'\"]+", re.IGNORECASE)
 _URL = "://"
 
 
@@ -23,7 +23,14 @@ def masked(text: str) -> str:
     """The text without the credentials of its URLs."""
     if _URL not in text:
         return text
-    return _QUERY.sub(rf"\1{MASK}", _USER.sub(f"{MASK}@", text))
+    return _QUERY.sub(rf"\1{MASK}", _UP_TO_HOST.sub(_without_user, text))
+
+
+def _without_user(found: re.Match[str]) -> str:
+    """Text that ends in the @ of a URL, if it has any, without the user before it."""
+    text = found[0]
+    user = (_PASSWORD.search(text) or _TOKEN.search(text)) if text.endswith("@") else None
+    return f"{text[: user.start()]}{MASK}@" if user else text
 
 
 def refusal(text: str) -> str | None:
