@@ -86,6 +86,11 @@ class Column:
         return not self.many and zero_one and 0 < self.distinct <= 2
 
     @property
+    def whole_floats(self) -> bool:
+        """Whether floats have no fraction in any value, as integers with gaps that pandas wrote."""
+        return self.kind is Kind.FLOATS and bool((np.nan_to_num(self.numbers) % 1 == 0).all())
+
+    @property
     def skewed(self) -> bool:
         """Whether a few values ≥ 0 are far above the others."""
         if self.low is None or self.high is None or self.low < 0:

@@ -35,6 +35,7 @@ _LABEL = _words(
     "labels? clicks? clicked likes? liked purchased? buy bought convert(ed)? conversion target y shared? follow(ed)? "
     "long_view watched installed"
 )
+_ANSWER = re.compile(r"labels?|target|y", re.I)  # an outcome even where it is no label for gemctl
 _PREDICTION = _words("prob probability pred prediction predicted pctr pcvr")
 _WEIGHT = re.compile(r"(sample_?|example_?|row_?)?weights?", re.I)
 _DOMAIN = re.compile(r"(domain|surface|scenario|channel)(_id)?", re.I)
@@ -172,6 +173,15 @@ def _row_roles(guess: _Guess, columns: list[Column]) -> tuple[Column | None, lis
                 f"domain: {{column: {scalar(column.name)}, count: {count}}}  # by its name; {column.seen()}"
             )
             has_domain = True
+        elif not column.many and (_ANSWER.fullmatch(column.name) or (column.binary and _LABEL.search(column.name))):
+            guess.undecided[column.name] = "named like an outcome: as a feature it might tell the answer; " + (
+                "--label makes it a label" if column.binary else f"no label, as it is not 0 or 1; {column.seen()}"
+            )
+        elif column.whole_floats and _ID.search(column.name):
+            guess.undecided[column.name] = (
+                f"named like ids, which are integers or text, but {column.type} (pandas makes floats of integers with "
+                f'gaps: astype("Int64") keeps them); {column.seen()}'
+            )
         elif _PREDICTION.search(column.name):
             guess.undecided[column.name] = "named like a prediction: as a feature it might tell the answer"
         elif column.distinct <= 1:

@@ -160,3 +160,30 @@ def test_columns_whose_values_cannot_be_read_are_left_out_with_the_reason(tmp_pa
     found = draft(path, [])
     assert found.undecided["price"] == f"{path}: row group 0, row 0: price: not a finite number"
     assert "price" not in {feature.name for feature in parse(found.text, "draft").dense}
+
+
+def test_another_outcome_is_no_feature(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    outcomes = {"purchased": rng.integers(0, 2, ROWS), "target": rng.random(ROWS), "likes": rng.integers(0, 90, ROWS)}
+    found = draft(write(tmp_path / "a.parquet", shop(**outcomes)), ["clicked"])
+    assert found.undecided["purchased"] == (
+        "named like an outcome: as a feature it might tell the answer; --label makes it a label"
+    )
+    assert found.undecided["target"].startswith(
+        "named like an outcome: as a feature it might tell the answer; no label"
+    )
+    spec = parse(found.text, "draft")
+    assert "likes" in [feature.name for feature in spec.dense], "a count may be a feature"
+    assert [label.name for label in spec.labels] == ["clicked"]
+    both = spec_of(str(tmp_path / "a.parquet"), "clicked", "purchased")
+    assert [label.name for label in both.labels] == ["clicked", "purchased"]
+
+
+def test_ids_that_became_floats_are_no_number(tmp_path: Path) -> None:
+    ids = [None if n % 5 == 0 else float(n % 40) for n in range(ROWS)]
+    heights = [n % 40 + 0.5 for n in range(ROWS)]
+    found = draft(write(tmp_path / "a.parquet", shop(brand_id=ids, height_class=heights, floor=ids)), [])
+    assert found.undecided["brand_id"].startswith("named like ids, which are integers or text, but double")
+    names = {feature.name for feature in parse(found.text, "draft").dense}
+    assert {"height_class", "floor"} <= names
+    assert "brand_id" not in names
