@@ -150,12 +150,12 @@ def _interval(total: Line, line: Line) -> Line:
         **line, "wall": _stats(total["wall"], line["wall"]),
         "parts": {name: _stats(total["parts"][name], stats) for name, stats in line["parts"].items()},
     }  # fmt: skip
-    if "traffic" in line:
+    if counted := [one["traffic"] for one in (total, line) if "traffic" in one]:  # an attempt's last line has none
         sent: dict[tuple[str, str], list[float]] = {}
-        for axis, collective, calls, size in [*total["traffic"]["sent"], *line["traffic"]["sent"]]:
+        for axis, collective, calls, size in [row for one in counted for row in one["sent"]]:
             own = sent.setdefault((axis, collective), [0.0, 0.0])
             own[0], own[1] = own[0] + calls, own[1] + size
-        steps = total["traffic"]["steps"] + line["traffic"]["steps"]
+        steps = sum(one["steps"] for one in counted)
         found["traffic"] = {"steps": steps, "sent": [[*key, *own] for key, own in sent.items()]}
     if late := [*total.get("stragglers", []), *line.get("stragglers", [])]:
         by_rank: dict[int, list[Line]] = defaultdict(list)

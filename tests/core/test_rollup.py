@@ -68,9 +68,10 @@ def run_of(folder: Path, intervals: int, base: int | None, *, summed: bool) -> R
 
 
 def said(run: RunDir) -> dict[str, Any]:
-    """The report without its curve and what names the run."""
+    """The report without its curve, its checkpoints (there are none) and what names the run."""
     found = asdict(build(run))
-    return {key: rounded(found[key]) for key in found if key not in {"curve", "run", "path", "conclusion", "notes"}}
+    left_out = {"curve", "checkpoints", "run", "path", "conclusion", "notes"}
+    return {key: rounded(found[key]) for key in found if key not in left_out}
 
 
 def rounded(value: Any) -> Any:
@@ -128,3 +129,13 @@ def test_ten_million_steps_are_reported_in_seconds_and_little_memory(tmp_path: P
     assert time.process_time() - start < 10
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300 * 1024
     assert report.step == 10**7
+
+
+def test_an_attempts_last_line_takes_no_traffic_from_the_sum() -> None:
+    parts = dict.fromkeys(PARTS, 0.0)
+    sent = {"traffic": {"steps": 10, "sent": [["ep", "all-gather", 20.0, 4096.0]]}}
+    sums = rollup.Sums()
+    for line in (ledger_line(10, START, parts, 0.1) | sent, ledger_line(20, START, parts, 0.1) | sent):
+        sums.add("ledger", line)
+    sums.add("ledger", ledger_line(20, START, parts, 0.1))  # what came after the last interval: a save, an evaluation
+    assert sums.take()[1][0]["traffic"] == {"steps": 20, "sent": [["ep", "all-gather", 40.0, 8192.0]]}
