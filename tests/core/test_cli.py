@@ -1,6 +1,7 @@
 """The command line itself: help, exit codes, unknown words, what gets imported, where output goes."""
 
 import argparse
+import errno
 import importlib.util
 import json
 import resource
@@ -105,6 +106,18 @@ def test_wrong_words_exit_2_with_the_nearest_right_one(
     shown = capsys.readouterr()
     assert shown.out == ""
     assert shown.err.startswith(expected)
+
+
+@pytest.mark.parametrize(("code", "reason"), [(errno.EISDIR, "Is a directory"), (errno.ENOTDIR, "Not a directory")])
+def test_what_lies_in_a_files_place_is_named(
+    code: int, reason: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(words: list[str]) -> int:
+        raise OSError(code, reason, "run/attempts/1/agent-0.jsonl")
+
+    monkeypatch.setattr(cli, "_dispatch", refused)
+    assert cli.main(["report", "run"]) == 1
+    assert capsys.readouterr().err == f"error: run/attempts/1/agent-0.jsonl: {reason}\n"
 
 
 def test_options_may_stand_between_words(capsys: pytest.CaptureFixture[str]) -> None:
