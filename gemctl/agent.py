@@ -456,6 +456,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--store", metavar="HOST:PORT", help="where agents of several hosts meet; node 0 keeps it")
     args = parser.parse_args(argv)
     startup.prepare()
+    env.keep_compiled_code_private()
     run = RunDir.open(args.run)
     with written_as(run.path):  # the ranks, which are forked here, have it from here
         return _serve(run, run.attempt(args.attempt), args.node, args.store)

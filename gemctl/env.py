@@ -1,6 +1,7 @@
 """Every environment variable that gemctl reads, one function each; the user and the home, which they mostly name."""
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -121,6 +122,23 @@ def cache_folder() -> Path:
     return (Path(root) if root else home() / ".cache") / "gemctl"
 
 
+def keep_compiled_code_private() -> None:
+    """Gives torch, if the user has not, a folder of this user's own for the code that it compiles.
+
+    By itself it takes /tmp/torchinductor_<user>: another user who was there first would give it code to run, or keep it
+    from being imported at all.
+    """
+    if os.environ.get("TORCHINDUCTOR_CACHE_DIR"):
+        return
+    for root in (cache_folder, _temporary_home):
+        folder = root() / "torchinductor"
+        with suppress(OSError):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if _own(folder):
+                os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
+                return
+
+
 def user() -> str:
     """The name of the user; its number where it has no name, as in many containers."""
     import getpass
@@ -140,15 +158,19 @@ def home() -> Path:
 
 
 def _temporary_home() -> Path:
-    import stat
     import tempfile
 
-    try:
+    with suppress(OSError):
         folder = Path(tempfile.gettempdir()) / f"gemctl-{os.getuid()}"
         folder.mkdir(mode=0o700, exist_ok=True)
-        status = folder.lstat()
-        if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022:
+        if _own(folder):
             return folder
-    except OSError:
-        pass
     return Path("/nonexistent")  # a folder there is another user's: nothing is kept
+
+
+def _own(folder: Path) -> bool:
+    """Whether this user alone may write to the folder, which is no link."""
+    import stat
+
+    status = folder.lstat()
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022

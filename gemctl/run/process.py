@@ -9,6 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+from gemctl import env
+
 WORDLESS = "it ended without a word"  # of a process that has not said why
 PR_SET_PDEATHSIG = 1
 FORK_SAFE = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
@@ -29,6 +31,7 @@ def run_module(module: str, *arguments: str, capture: bool = False) -> subproces
 
     It has a session of its own, so a Ctrl-C reaches this process alone, which ends it on the way out.
     """
+    env.keep_compiled_code_private()
     return subprocess.run(
         python("-m", module, *arguments),
         env=os.environ | FORK_SAFE,

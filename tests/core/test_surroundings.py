@@ -8,6 +8,7 @@ import pwd
 import stat
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,30 @@ def test_a_temporary_home_that_is_a_link_is_not_used(no_passwd: Path) -> None:
     (no_passwd / "elsewhere").mkdir()
     (no_passwd / f"gemctl-{os.getuid()}").symlink_to(no_passwd / "elsewhere")
     assert env.home() == Path("/nonexistent")
+
+
+def test_compiled_code_is_kept_where_no_other_user_can_put_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for cache, expected in {"mine": "mine/gemctl", "file/below": f"gemctl-{os.getuid()}"}.items():
+        (tmp_path / "file").touch()  # no folder can be made below it
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / cache))
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
+        env.keep_compiled_code_private()
+        folder = tmp_path / expected / "torchinductor"
+        assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(folder)
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_a_folder_of_compiled_code_that_others_may_write_to_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (tmp_path / "gemctl" / "torchinductor").mkdir(parents=True)
+    (tmp_path / "gemctl" / "torchinductor").chmod(0o777)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
+    env.keep_compiled_code_private()
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / f"gemctl-{os.getuid()}" / "torchinductor")
 
 
 def test_libraries_get_the_same_user_and_home(no_passwd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
