@@ -11,7 +11,7 @@ is private stays private. The mode is set once, on a new folder; no file of anot
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -23,9 +23,14 @@ OTHERS_WRITE = 0o002
 
 
 def create_folder(path: Path, access: Access) -> None:
-    """Makes the folder if it is not there, closed to others from the first moment on."""
-    with _umask(0o777 & ~MODES[access]), suppress(FileExistsError):
-        path.mkdir()
+    """Makes the folder, if this user has not, closed to others from the first moment on. FileExistsError if somebody
+    else has."""
+    with _umask(0o777 & ~MODES[access]):
+        try:
+            path.mkdir()
+        except FileExistsError:  # this call has made it, too, where a file server was asked twice
+            if path.lstat().st_uid != os.geteuid():
+                raise
     if MODES[access] & stat.S_ISGID and path.stat().st_uid == os.geteuid():
         path.chmod(MODES[access])  # mkdir does not take the set-group-ID bit
 
@@ -48,6 +53,17 @@ def written_as(run: Path) -> Iterator[None]:
     """
     with _umask(0o777 & ~run.stat().st_mode | OTHERS_WRITE):
         yield
+
+
+@contextmanager
+def written_by_umask() -> Iterator[None]:
+    """Within it, the umask counts, but nothing is made writable by everyone."""
+    before = os.umask(0o777)
+    try:
+        os.umask(before | OTHERS_WRITE)
+        yield
+    finally:
+        os.umask(before)
 
 
 @contextmanager

@@ -20,6 +20,7 @@ import shutil
 import socket
 import subprocess
 import time
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from gemctl import env, paths
 from gemctl.credentials import masked
 from gemctl.durable import make_folders, sync_folder
 from gemctl.errors import InputError
-from gemctl.run.access import Access, create_folder, written_as
+from gemctl.run.access import Access, create_folder, written_as, written_by_umask
 from gemctl.run.attempt import Attempt
 from gemctl.run.files import create_json, entries, numbered, read_json, read_whole
 
@@ -61,7 +62,10 @@ class RunDir:
         run = cls(folder_of(root, name, access) / new_run_id())
         identity = _identity(run.run_id, name, command)
         with paths.writing(f"run.root {root}"):
-            create_folder(run.path, access)  # or somebody else has; its run.json tells
+            try:
+                create_folder(run.path, access)  # or another run has; its run.json tells
+            except FileExistsError:
+                return cls.create(root, name, command, access)
             sync_folder(run.path.parent)
             try:
                 with written_as(run.path):
@@ -125,8 +129,10 @@ def folder_of(root: str, name: str, access: Access = "private") -> Path:
     with paths.writing(f"run.root {root}"):
         for part in reversed([folder, *folder.parents]) if access == "group" else ():
             if not part.exists():
-                create_folder(part, access)
-        make_folders(folder)
+                with suppress(FileExistsError):
+                    create_folder(part, access)
+        with written_by_umask():
+            make_folders(folder)
         if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     return folder

@@ -45,6 +45,17 @@ def shared() -> Iterator[Path]:
         yield Path(folder)
 
 
+def test_a_folder_that_another_user_has_put_where_a_run_would_be_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = iter(["taken", "free"])
+    monkeypatch.setattr("gemctl.run.directory.new_run_id", lambda: next(drawn))
+    (tmp_path / "gem" / "taken").mkdir(parents=True)
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    assert RunDir.create(str(tmp_path), "gem", []).run_id == "free"
+    assert list((tmp_path / "gem" / "taken").iterdir()) == []
+
+
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
 @pytest.mark.parametrize("access", ["private", "group"])
 def test_what_is_written_to_a_run_is_as_open_as_its_folder_whatever_the_umask(
@@ -56,6 +67,8 @@ def test_what_is_written_to_a_run_is_as_open_as_its_folder_whatever_the_umask(
     before = os.umask(umask)
     try:
         run = RunDir.create(str(tmp_path / "runs"), "gem", ["gemctl"], access)
+        above = [stat.S_IMODE(folder.stat().st_mode) for folder in (run.path.parent, run.path.parent.parent)]
+        assert above == [0o2770 if access == "group" else 0o777 & ~umask & ~0o002] * 2
         with written_as(run.path):
             submission = submit(run, "", "{}", {"app": {}})
             slurm.start(run, submission, None)  # type: ignore[arg-type]
