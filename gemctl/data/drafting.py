@@ -43,6 +43,7 @@ _HISTORY = r"(hist|history|histories|past|recent|seq|sequence|clicked|viewed|lis
 _INDEX = re.compile(r"__index_level_\d+__")
 _FEW = 32  # integers with so few values are ids whatever their name
 _MOST_DOMAINS = 1000
+_CALENDAR = 1e8  # times above it count from 1970, in seconds or smaller units
 
 
 @dataclass(frozen=True)
@@ -246,6 +247,8 @@ def _why_no_sequence(clock: Column, members: list[Column], time: Column | None) 
         return "a list of times, but no column looks like the row's own time"
     if time.kind is not clock.kind and (time.clock or clock.clock):
         return f"a list of {clock.type}, but the row's time is {time.type}"
+    if time.low is not None and clock.high is not None and time.low > _CALENDAR and clock.high < time.low / 100:
+        return f"a list of times up to {clock.high:.10g}, but {time.name} is {time.low:.10g} or more: of another unit?"
     owner = np.repeat(np.arange(clock.lengths.size), clock.lengths)
     events, rows = times(clock.values), times(time.values).take(owner)
     if not (events.known & rows.known & events.before(rows)).all():

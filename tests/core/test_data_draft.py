@@ -187,3 +187,16 @@ def test_ids_that_became_floats_are_no_number(tmp_path: Path) -> None:
     names = {feature.name for feature in parse(found.text, "draft").dense}
     assert {"height_class", "floor"} <= names
     assert "brand_id" not in names
+
+
+def test_events_in_another_unit_than_their_rows_are_no_sequence(tmp_path: Path) -> None:
+    rows = 50
+    columns = {"ts": [1_700_000_000_000 + n for n in range(rows)], "item": [n % 7 for n in range(rows)]}
+    lists = {"seen": [[n % 7] for n in range(rows)], "seen_ts": [[1_699_999_000 + n] for n in range(rows)]}
+    path = write(tmp_path / "a.parquet", columns | lists | {"clicked": [n % 2 for n in range(rows)]})
+    assert draft(path, []).undecided["seen_ts"] == (
+        "a list of times up to 1699999049, but ts is 1.7e+12 or more: of another unit?"
+    )
+    lists["seen_ts"] = [[1_699_999_000_000 + n] for n in range(rows)]
+    path = write(tmp_path / "b.parquet", columns | lists | {"clicked": [n % 2 for n in range(rows)]})
+    assert [sequence.timestamps for sequence in spec_of(path).sequences] == ["seen_ts"]
