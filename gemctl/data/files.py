@@ -12,9 +12,9 @@ their paths, folder by folder, so `dt=2026-03-09` precedes `dt=2026-03-10`.
 
 import glob
 import os
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -70,11 +70,32 @@ def find_files(url: DataPath) -> DataFiles:
         else:
             found += files
             ignored += others
-    counts = Counter(file.path for file in found)
-    problems += [f"{path}: is named {n} times: its rows would be read {n} times" for path, n in counts.items() if n > 1]
+    problems += _repeated(found)
     if problems:
         raise InputError(problems)
     return DataFiles(found, ignored)
+
+
+def _repeated(files: list[DataFile]) -> list[str]:
+    """A line for every file that is named more than once, also by a link or another way to write its path."""
+    names: dict[str, list[str]] = {}
+    folder = cache(os.path.realpath)  # of many files, which need not be asked for theirs one by one
+    for file in files:
+        parent, name = os.path.split(file.path)
+        linked = file.local and os.path.islink(file.path)  # noqa: PTH114 (a Path a file costs more than the question)
+        real = os.path.realpath(file.path) if linked else f"{folder(parent)}/{name}" if file.local else file.path
+        names.setdefault(real, []).append(file.path)
+    return [
+        f"{first}: is named {1 + len(more)} times{_by_other_names(first, more)}: "
+        f"its rows would be read {1 + len(more)} times"
+        for first, *more in names.values()
+        if more
+    ]
+
+
+def _by_other_names(first: str, more: list[str]) -> str:
+    others = [name for name in dict.fromkeys(more) if name != first]
+    return f" (as {_some(others)}, too)" if others else ""
 
 
 def urls(url: DataPath) -> list[str]:

@@ -86,10 +86,30 @@ def test_a_list_keeps_its_order_and_names_no_file_twice(tmp_path: Path) -> None:
     ]
 
 
+def test_a_file_has_one_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    touch(tmp_path, "dt=1/a.parquet", "dt=2/a.parquet")
+    (tmp_path / "latest").symlink_to("dt=2")
+    (tmp_path / "b.parquet").symlink_to("dt=2/a.parquet")
+    monkeypatch.chdir(tmp_path)
+    absolute = f"{tmp_path}/dt=1/a.parquet"
+    for paths, first, others in (
+        (["dt=1/a.parquet", absolute], "dt=1/a.parquet", absolute),
+        (["dt=1", "./dt=1", "dt=1"], "dt=1/a.parquet", "./dt=1/a.parquet"),
+        (["dt=2/../dt=1", f"file://{absolute}"], "dt=2/../dt=1/a.parquet", absolute),
+        (["*"], "b.parquet", "dt=2/a.parquet, latest/a.parquet"),
+        (["."], "./b.parquet", "./dt=2/a.parquet, ./latest/a.parquet"),
+    ):
+        with pytest.raises(InputError) as caught:
+            find_files(paths)
+        times = 3 if len(paths) != 2 else 2
+        problem = f"{first}: is named {times} times (as {others}, too): its rows would be read {times} times"
+        assert caught.value.problems == [problem]
+
+
 def test_links_are_followed_but_not_in_circles(tmp_path: Path) -> None:
-    touch(tmp_path, "lake/dt=1/a.parquet", "set/own.parquet")
+    touch(tmp_path, "lake/dt=1/a.parquet", "set/own.parquet", "other.parquet")
     (tmp_path / "set/linked").symlink_to(tmp_path / "lake")
-    (tmp_path / "set/one.parquet").symlink_to(tmp_path / "lake/dt=1/a.parquet")
+    (tmp_path / "set/one.parquet").symlink_to(tmp_path / "other.parquet")
     (tmp_path / "lake/dt=1/up").symlink_to(tmp_path / "lake")
     expected = ["set/linked/dt=1/a.parquet", "set/one.parquet", "set/own.parquet"]
     assert found(tmp_path, "set") == sorted(found(tmp_path, "set/**/*.parquet")) == expected
