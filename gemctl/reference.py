@@ -248,7 +248,7 @@ DATA_PATHS = """\
   glob itself asks for them.
 - Files come in the order of their paths, folder by folder. Where the order matters (`data.order=time`), pad numbers
   with zeros: `hour=10` comes before `hour=9`.
-- Links are followed. A file that is named twice, by links or otherwise (`latest` beside `dt=2026-03-02`), is refused, as
+- Links are followed. A file that is named twice, by links or otherwise (`latest` beside `dt=2026-03-02`), is refused:
   its rows would be read twice.
 - The `key=value` folders of a Hive layout are folders like others. Their keys are not columns: a spec that needs one
   needs it in the files. (Spark drops the column of `partitionBy`; keep a copy of it, `day` beside `dt`, say.)"""

@@ -37,7 +37,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--data", metavar="PATH", action="append", help="file, folder or glob, may be repeated (default: data.eval)"
     )
     parser.add_argument("--checkpoint", type=int, metavar="STEP", help="default: the newest that verifies")
-    parser.add_argument("--out", metavar="FILE", help="also write every row's scores to this Parquet file")
+    parser.add_argument(
+        "--out", metavar="FILE", help="also write every row's scores to this Parquet file, which may hold older ones"
+    )
 
 
 def run(args: argparse.Namespace) -> "Evaluation":
@@ -63,11 +65,24 @@ def run(args: argparse.Namespace) -> "Evaluation":
 
 
 def _check_out(out: Path) -> None:
-    """Raises InputError where the scores could not be written in the end. Nothing is left there."""
+    """Raises InputError where the scores could not be written in the end, or would replace anything but scores. Nothing
+    is left there."""
     if paths.exists(out) and not out.is_file():
         raise InputError(f"--out {out}: cannot be written: this is no file")
+    if paths.exists(out) and out.stat().st_size and not _holds_scores(out):
+        raise InputError(f"--out {out}: exists already and holds no scores; give another name, or delete it")
     with paths.writing(f"--out {out}"), tempfile.NamedTemporaryFile(dir=out.absolute().parent, prefix=f".{out.name}."):
         pass
+
+
+def _holds_scores(path: Path) -> bool:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return any(name.startswith("score_") for name in pq.read_schema(path).names)
+    except (OSError, pa.ArrowException):
+        return False
 
 
 def choose(run: "RunDir", step: int | None) -> "tuple[Checkpoint, list[str]]":

@@ -209,6 +209,13 @@ def test_wrong_input_is_named_by_the_command(
         with pytest.raises(InputError, match="cannot be written"):
             command.run(parsed(str(run.path), "--out", out))
     assert not list(tmp_path.iterdir())
+    write_rows(other, 9, 5)
+    (tmp_path / "spec.yaml").write_text("format: 1")
+    for kept in (other, tmp_path / "spec.yaml"):
+        before = kept.read_bytes()
+        with pytest.raises(InputError, match="exists already and holds no scores"):
+            command.run(parsed(str(run.path), "--data", str(other), "--out", str(kept)))
+        assert kept.read_bytes() == before
     config = run.attempt(1).config
     config.rename(config.with_name("moved"))
     with pytest.raises(InputError, match=r"config\.yaml: is missing; it says which model step_6"):
