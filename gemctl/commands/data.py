@@ -68,6 +68,7 @@ def import_log(source: str, out: str, labels: list[str], history: int) -> "Impor
 
     if history < 1:
         raise InputError(f"--history {history}: at least 1 event")
+    _refuse_there(out, "train.parquet", "valid.parquet", "test.parquet", "spec.yaml", "vocabularies.json")
     return import_recbole(source, out, labels=labels, history=history)
 
 
@@ -82,7 +83,15 @@ def synthesise(out: str, sizes: dict[str, int]) -> "SyntheticLog":
         config = TypeAdapter(SyntheticConfig).validate_python(sizes)
     except ValidationError as error:
         raise InputError([_wrong_size(str(e["loc"][0]), e["input"]) for e in error.errors()]) from error
+    _refuse_there(out, "train.parquet", "eval.parquet", "spec.yaml")
     return synthetic.write(config, f"{out}/train.parquet", f"{out}/eval.parquet", f"{out}/spec.yaml")
+
+
+def _refuse_there(out: str, *names: str) -> None:
+    """InputError for files of these names in folder `out`, which would be replaced."""
+    there = [f"{out}/{name}" for name in names if paths.exists(f"{out}/{name}")]
+    if there:
+        raise InputError([f"{path}: exists already; name another folder, or delete it" for path in there])
 
 
 def _wrong_size(name: str, value: int) -> str:

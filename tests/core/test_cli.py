@@ -275,3 +275,15 @@ def test_gpus_that_are_not_there_are_missed_before_anything_is_written(
     assert cli.main(["train", "cluster=cuda"]) == 2
     assert "cluster.device=cuda" in capsys.readouterr().err
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_data_commands_replace_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "tiny.inter").write_text("user_id:token\titem_id:token\ttimestamp:float\n1\t2\t3\n")
+    mine = [tmp_path / name for name in ("train.parquet", "spec.yaml")]
+    for path in mine:
+        path.write_text("mine")
+    expected = [f"error: {path}: exists already; name another folder, or delete it" for path in mine]
+    for words in (["synth", str(tmp_path), "--rows", "10"], ["import", str(tmp_path / "tiny.inter"), str(tmp_path)]):
+        assert cli.main(["data", *words]) == 2
+        assert capsys.readouterr().err.splitlines() == expected
+    assert [path.read_text() for path in mine] == ["mine", "mine"]
