@@ -16,7 +16,7 @@ def test_every_preset_is_trained_with_every_seed_and_shown(monkeypatch: pytest.M
     asked: list[list[str]] = []
 
     def fake(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
-        name, words = command[3], command[4:]
+        name, words = command[4], command[5:]
         asked.append([name, *words])
         if name == "train":
             run = next(word for word in words if word.startswith("run.name=")).removeprefix("run.name=")
