@@ -35,5 +35,5 @@ def run(args: argparse.Namespace) -> "Report | Diff":
 
         page = report_html(value) if isinstance(value, Report) else diff_html(value)
         with paths.writing(f"--html {args.html}"):
-            Path(args.html).write_text(page, encoding="utf-8")
+            Path(args.html).write_text(page, encoding="utf-8", errors="backslashreplace")
     return value

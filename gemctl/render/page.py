@@ -7,10 +7,10 @@ import html
 from collections.abc import Iterator
 from typing import Any
 
-from gemctl.credentials import masked
 from gemctl.render.report import Section, diff_sections, sections
 from gemctl.run.compare import Diff
 from gemctl.run.report import Report
+from gemctl.shown import shown
 
 STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #1c1e21; }
@@ -39,7 +39,7 @@ def _title(value: Report) -> str:
 
 def _page(title: str, found: list[Section], chart: str) -> str:
     body = "".join(_html_section(section) for section in found)
-    return masked(
+    return shown(
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
         f"<style>{STYLE}</style></head><body><h1>{html.escape(title)}</h1>{body}{chart}</body></html>\n"
     )

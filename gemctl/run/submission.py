@@ -131,7 +131,7 @@ class Submission:
         that is seen by another path, or mounted twice, has the same file."""
         try:
             original = (Path(run) / self.path.parent.name / self.path.name / self.submitted_file.name).stat()
-        except OSError:
+        except (OSError, ValueError):  # ValueError: no path at all
             return False
         return original.st_ino != self.submitted_file.stat().st_ino
 

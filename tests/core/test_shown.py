@@ -17,6 +17,7 @@ from gemctl.run.attempt import Base, claim
 from gemctl.run.directory import RunDir
 from gemctl.run.files import JsonLog, create_json
 from gemctl.run.stages import StageRecorder
+from gemctl.run.submission import submit
 from gemctl.shown import shown
 
 EVIL = "a\x1b]0;title\x07b\x1b[2J\x9bK\rc\x7f\u202etxt\x1b[31mred\x1b[0m"
@@ -153,6 +154,25 @@ def test_no_command_passes_a_run_s_control_characters_on(
     assert not CONTROLS.search(said.out + said.err), said.out + said.err
     if words[0] in {"status", "logs"}:
         assert "title" in said.out
+
+
+def test_a_page_has_no_control_characters_credentials_or_markup_of_a_run(tmp_path: Path) -> None:
+    run = RunDir.create(str(tmp_path), "gem", [f"<b>{EVIL}\ud800-\udcff https://h/x?a=1&token=hunter2"])
+    attempt = claim(run.path, 1, nodes=1, ranks_per_node=1, heartbeat=0.01)
+    attempt.write_base(Base(None, 0))
+    attempt.write_end("finished", step=1)
+    assert main(["report", str(run.path), "--html", str(tmp_path / "page.html")]) == 0
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert f"&lt;b&gt;{PLAIN}\\ud800-\\udcff https://h/x?a=1&amp;token=***" in page
+    assert not CONTROLS.search(page) and "hunter2" not in page
+
+
+@pytest.mark.parametrize("original", ["\ud800", "a\0b"])
+def test_a_submission_that_names_no_path_as_its_run_s_is_read(tmp_path: Path, original: str) -> None:
+    run = RunDir.create(str(tmp_path), "gem", [])
+    submission = submit(run, "", "{}", {"app": {}})
+    create_json(submission.submitted_file, {"time": 1.0, "host": "n", "run": original, "pid": 1, "started": 1})
+    assert (submission.submitted() or {})["run"] == original
 
 
 def test_list_shows_what_cannot_be_read_in_visible_characters(
