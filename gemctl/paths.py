@@ -44,3 +44,14 @@ def writing(what: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise InputError(f"{what}: cannot be written: {error.strerror or error}") from error
+
+
+def refuse_there(option: str, path: str | Path, replaceable: bytes | None = None) -> None:
+    """InputError where a file with something in it is at `path`, unless it begins with `replaceable`."""
+    with writing(f"{option} {path}"):
+        begin = b""
+        if Path(path).is_file():
+            with Path(path).open("rb") as file:
+                begin = file.read(64)
+    if begin and (replaceable is None or not begin.startswith(replaceable)):
+        raise InputError(f"{path}: exists already; give another name with {option}, or delete it")

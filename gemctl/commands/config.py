@@ -33,6 +33,7 @@ def run(args: argparse.Namespace) -> "Config | str":
     config = composed(args)
     if args.out is None:
         return config
+    paths.refuse_there("-o", args.out)
     with paths.writing(f"-o {args.out}"):
         Path(args.out).write_text(to_yaml(config), encoding="utf-8")
     return f"wrote {args.out}: gemctl train {paths.word(args.out)}"

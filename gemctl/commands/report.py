@@ -28,6 +28,8 @@ def run(args: argparse.Namespace) -> "Report | Diff":
     from gemctl.run.directory import find
     from gemctl.run.report import Report, build
 
+    if args.html is not None:
+        paths.refuse_there("--html", args.html, replaceable=b"<!doctype html>")  # an older report
     first = find(args.run, args.root)
     value = build(first) if args.diff is None else compare(first, find(args.diff, args.root))
     if args.html is not None:

@@ -287,3 +287,18 @@ def test_data_commands_replace_no_file(tmp_path: Path, capsys: pytest.CaptureFix
         assert cli.main(["data", *words]) == 2
         assert capsys.readouterr().err.splitlines() == expected
     assert [path.read_text() for path in mine] == ["mine", "mine"]
+
+
+def test_outputs_replace_no_file_of_another_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mine, report, empty = (tmp_path / name for name in ("mine.yaml", "old.html", "empty"))
+    mine.write_text("name: clicks\n")
+    report.write_text("<!doctype html><html>")
+    empty.touch()
+    for words, option in ((["config", "export"], "-o"), (["report", "no-run", "--root", str(tmp_path)], "--html")):
+        assert cli.main([*words, option, str(mine)]) == 2
+        problem = f"error: {mine}: exists already; give another name with {option}, or delete it\n"
+        assert capsys.readouterr().err == problem
+    assert mine.read_text() == "name: clicks\n"
+    assert cli.main(["config", "export", "-o", str(empty)]) == 0
+    assert cli.main(["report", "no-run", "--root", str(tmp_path), "--html", str(report)]) == 2
+    assert "no such run" in capsys.readouterr().err, "an older report may be replaced"
