@@ -34,7 +34,7 @@ class TokenMixer(nn.Module):
         parts = z_BTD.view(rows, self.wide, self.wide, self.width // self.wide)
         m_TBD = layer_norm(z_BTD + parts.transpose(1, 2).reshape(z_BTD.shape)).transpose(0, 1)
         made_TBD = m_TBD + self.down(F.gelu(self.up(m_TBD)))
-        return made_TBD.transpose(0, 1).reshape(rows, -1, dim)
+        return made_TBD.transpose(0, 1).reshape(rows, self.wide * self.width // dim, dim)
 
 
 class PerTokenLinear(nn.Module):

@@ -24,6 +24,7 @@ LARGE = 4 << 20  # bytes of a ledger without rollup.jsonl that is summed while i
 
 Line = dict[str, Any]
 COUNTS = ("examples", "tokens", "flops", "seconds", "skipped", "spikes", "passed_over")
+BY_NAME = ("unknown_ids", "uncounted")  # counts by table, by task
 MEETING = ("lost", "steps", "own", "others")  # of a straggler
 
 
@@ -137,7 +138,7 @@ def _train(total: Line, line: Line) -> Line:
     timed = bool(both["examples"] and seconds)
     return {
         **line, **both, "lines": count, "loss": _mean(losses), "peak": peak,
-        "unknown_ids": _added(total["unknown_ids"], line["unknown_ids"]),
+        **{name: _added(total.get(name, {}), line.get(name, {})) for name in BY_NAME},
         "examples_per_s": both["examples"] / seconds if timed else None,
         "tokens_per_s": both["tokens"] / seconds if timed else None,
         "effective_mfu": both["flops"] / (peak * seconds) if timed and peak and both["flops"] else None,

@@ -23,8 +23,8 @@ def test_the_ladder_trains_twice_scores_both_and_lists_all_rungs(monkeypatch: py
     asked: list[list[str]] = []
 
     def fake(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
-        asked.append(command[3:])
-        name, words = command[3], command[4:]
+        asked.append(command[4:])
+        name, words = command[4], command[5:]
         if name == "train":
             path = "runs/b" if "data.histories=empty" in words else "runs/a"
             return subprocess.CompletedProcess(command, 0, json.dumps({"path": path, "run": {"versions": VERSIONS}}))

@@ -29,7 +29,7 @@ def lines(intervals: int) -> list[tuple[str, dict[str, Any]]]:
         step, when = 10 * (index + 1), START + 8 + 5.0 * index
         startup = dict.fromkeys(PARTS, 1.0 if index == 0 else 0.0)
         train = train_line(step, when, 4.0 + index % 3, spikes=index % 2, passed_over=0)
-        train["unknown_ids"] = {"item": index, f"table {index % 2}": 1}
+        train |= {"unknown_ids": {"item": index, f"table {index % 2}": 1}, "uncounted": {"click": index % 2}}
         if index == 0:
             train |= {"examples": 0, "tokens": 0, "flops": 0.0}
         parts = startup | {"dense_forward": 3.0 + index % 5, "data_wait": 1.0}
