@@ -5,6 +5,7 @@ import errno
 import io
 import os
 import pwd
+import shlex
 import stat
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from gemctl import cli, env, startup
 from gemctl.errors import InputError
 from gemctl.run import conclusion
 from gemctl.run.directory import RunDir, list_runs
+from gemctl.run.process import python
 from gemctl.startup import PLAIN_ERRORS, plain
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -208,6 +210,9 @@ def test_a_current_folder_that_was_deleted_is_told(tmp_path: Path, monkeypatch: 
     try:
         assert conclusion.reference(run) == conclusion.short(run.path) == str(run.path)
         assert cli.main(["status", str(run.path)]) == 0
-        assert cli.main(["plan"]) == 2
     finally:
         os.chdir(ROOT)
+    gone.mkdir()
+    plan = shlex.join(python("-m", "gemctl", "plan"))
+    ended = subprocess.run(f"rmdir {gone} && {plan}", shell=True, cwd=gone, capture_output=True, text=True, check=False)
+    assert (ended.returncode, "the current folder has been deleted" in ended.stderr) == (2, True)
