@@ -165,7 +165,7 @@ def check_data(data: "DataConfig", memory: int | None = None) -> None:
     problems += disagreements(columns)
     if problems:
         raise InputError(problems)
-    note_ignored(data)
+    note_files(data)
 
 
 def host_memory(config: "Config") -> int | None:
@@ -175,12 +175,16 @@ def host_memory(config: "Config") -> int | None:
     return cluster_memory(config).host
 
 
-def note_ignored(data: "DataConfig") -> None:
-    """Says which files lie beside the rows and are not read."""
-    from gemctl.data.files import find_files
+def note_files(data: "DataConfig") -> None:
+    """Says which files lie beside the rows and are not read, and which are both trained on and evaluated."""
+    from gemctl.data.files import DataFiles, find_files, in_both
     from gemctl.render.show import note
 
+    found = {}
     for key, url in {"data.train": data.train, "data.eval": data.eval}.items():
         with suppress(InputError):  # what is not there is said elsewhere
-            for line in find_files(url).notes(key) if url is not None else []:
+            found[key] = find_files(url) if url is not None else DataFiles([], [])
+            for line in found[key].notes(key):
                 note(line)
+    if len(found) == 2 and (both := in_both(found["data.train"], found["data.eval"])):
+        note(f"data.eval: {both}: also in data.train, so the evaluation is of rows that were trained on")

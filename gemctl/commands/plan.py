@@ -6,7 +6,7 @@ gemctl plan topology=fsdp launcher.ranks_per_node=8
 import argparse
 from typing import TYPE_CHECKING
 
-from gemctl.commands.configured import add_configuration, composed, note_ignored, planned
+from gemctl.commands.configured import add_configuration, composed, note_files, planned
 
 if TYPE_CHECKING:
     from gemctl.plan.build import Plan
@@ -20,5 +20,5 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> "Plan":
     config = composed(args)
-    note_ignored(config.data)
+    note_files(config.data)
     return planned(config)

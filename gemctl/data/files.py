@@ -79,11 +79,7 @@ def find_files(url: DataPath) -> DataFiles:
 def _repeated(files: list[DataFile]) -> list[str]:
     """A line for every file that is named more than once, also by a link or another way to write its path."""
     names: dict[str, list[str]] = {}
-    folder = cache(os.path.realpath)  # of many files, which need not be asked for theirs one by one
-    for file in files:
-        parent, name = os.path.split(file.path)
-        linked = file.local and os.path.islink(file.path)  # noqa: PTH114 (a Path a file costs more than the question)
-        real = os.path.realpath(file.path) if linked else f"{folder(parent)}/{name}" if file.local else file.path
+    for real, file in _real(files):
         names.setdefault(real, []).append(file.path)
     return [
         f"{first}: is named {1 + len(more)} times{_by_other_names(first, more)}: "
@@ -91,6 +87,21 @@ def _repeated(files: list[DataFile]) -> list[str]:
         for first, *more in names.values()
         if more
     ]
+
+
+def in_both(first: DataFiles, second: DataFiles) -> str:
+    """Files of the second that are in the first as well, in a few words; empty where there are none."""
+    known = {real for real, _ in _real(first.files)}
+    return _some([file.path for real, file in _real(second.files) if real in known])
+
+
+def _real(files: list[DataFile]) -> Iterator[tuple[str, DataFile]]:
+    """Each file with its path without links."""
+    folder = cache(os.path.realpath)  # of many files, which need not be asked for theirs one by one
+    for file in files:
+        parent, name = os.path.split(file.path)
+        linked = file.local and os.path.islink(file.path)  # noqa: PTH114 (a Path a file costs more than the question)
+        yield os.path.realpath(file.path) if linked else f"{folder(parent)}/{name}" if file.local else file.path, file
 
 
 def _by_other_names(first: str, more: list[str]) -> str:

@@ -145,6 +145,19 @@ def test_what_is_left_out_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[
             find_files(str(tmp_path / path))
 
 
+def test_evaluating_rows_that_are_trained_on_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for day in (1, 2):
+        rows(tmp_path / f"dt={day}/a.parquet", 1.0)
+    (tmp_path / "later").symlink_to("dt=2")
+    (tmp_path / "spec.yaml").write_text(SPEC)
+    spec, both = str(tmp_path / "spec.yaml"), [str(tmp_path / f"dt={day}") for day in (1, 2)]
+    check_data(DataConfig(spec=spec, train=both[0], eval=both[1]))
+    assert capsys.readouterr().err == ""
+    check_data(DataConfig(spec=spec, train=both, eval=str(tmp_path / "later")))
+    line = " ".join(capsys.readouterr().err.split())
+    assert f"data.eval: {tmp_path}/later/a.parquet: also in data.train, so the evaluation is of rows" in line
+
+
 def test_rows_come_file_by_file_and_the_plan_counts_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """More files than may be open at once, too."""
     monkeypatch.setattr(parquet, "MOST_OPEN", 2)
