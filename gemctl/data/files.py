@@ -134,8 +134,10 @@ def _find(url: str) -> tuple[list[DataFile], list[str]]:
         if not is_folder and not glob.has_magic(path):
             raise InputError(f"{url}: no such file or folder")
         found = set(_below(filesystem, path) if is_folder else _matches(filesystem, path))
-    except (OSError, ValueError, ImportError) as error:
-        raise InputError(f"{url}: can't be read: {error}") from error
+    except InputError:
+        raise
+    except Exception as error:  # each of fsspec's file systems has its own
+        raise InputError(f"{url}: can't be read: {error or type(error).__name__}") from error
     names = sorted(found, key=lambda name: name.split("/"))
     files = [DataFile(filesystem, name) for name in names if name.lower().endswith(SUFFIXES)]
     others = [name for name in names if not name.lower().endswith(SUFFIXES)]

@@ -79,8 +79,8 @@ def read(source: str) -> str:
     except FileNotFoundError as error:
         made = "`gemctl data import` and `gemctl data spec` write one"
         raise InputError(f"{source}: the feature spec can't be read: no such file; {made}") from error
-    except (OSError, ValueError, ImportError) as error:
-        raise InputError(f"{source}: the feature spec can't be read: {error}") from error
+    except Exception as error:  # each of fsspec's file systems has its own
+        raise InputError(f"{source}: the feature spec can't be read: {error or type(error).__name__}") from error
 
 
 def _validate(file: YamlFile) -> tuple[FeatureSpec | None, list[str]]:

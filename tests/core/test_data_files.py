@@ -20,7 +20,7 @@ from gemctl.data.parquet import ParquetSource
 from gemctl.errors import InputError
 from gemctl.plan.build import build
 from gemctl.plan.data_facts import data_facts
-from gemctl.specs.feature_spec import parse
+from gemctl.specs.feature_spec import load, parse
 
 SPEC = "{name: s, tables: [], dense: [{name: x}], labels: [{name: y}]}"
 
@@ -35,6 +35,16 @@ def found(root: Path, *paths: str) -> list[str]:
     """Paths below root, each a file of the data set."""
     files = find_files([str(root / path) for path in paths]).files
     return [str(Path(file.path).relative_to(root)) for file in files]
+
+
+@pytest.mark.parametrize("url", ["generic://x", "zip://*.parquet::{}", "tar://*.parquet::{}", "jupyter://h/x"])
+def test_what_a_file_system_raises_is_told_as_a_problem_of_the_path(url: str, tmp_path: Path) -> None:
+    (tmp_path / "no_archive").write_text("x")
+    url = url.format(tmp_path / "no_archive")
+    for read in (find_files, load):
+        with pytest.raises(InputError) as refused:
+            read(url)
+        assert str(refused.value).startswith(f"{url}: ") and "can't be read: " in str(refused.value)
 
 
 def rows(path: Path, *values: float) -> Path:
