@@ -11,7 +11,9 @@ import re
 MASK = "***"
 # Each pattern takes time linear in the text, which may be a hostile line, and tokens of any length.
 _UP_TO_HOST = re.compile(r"[^\s@]++(?:@(?:[^\s/?#@]*+@)*+)?")  # a password may have slashes or an @ in it
-_PASSWORD = re.compile(r"(?<=://)[^\s/@:]*+:(?!\d{1,5}[/?#])")  # host:8080/a@b has none
+_BUCKET = r"(?:(?<=s3://)|(?<=s3a://)|(?<=gs://)|(?<=gcs://))[^\s/@:]*+:"  # which has no port
+_HOST = r"(?<=://)[^\s/@:]*+:(?!\d{1,5}[/?#])"  # host:8080/a@b has no password
+_PASSWORD = re.compile(f"{_BUCKET}|{_HOST}", re.IGNORECASE)
 _TOKEN = re.compile(r"(?:(?<=http://)|(?<=https://))[^/]++$", re.IGNORECASE)  # which http takes for a user
 _WORDS = "token|signature|secret|passw(?:or)?d|passphrase|credential|bearer|jwt|(?:api|access|account|private)[_-]?key"
 _NAME = rf"[\w.%-]{{0,64}}(?:{_WORDS})[\w.%-]{{0,64}}|sig|key|auth|pwd"

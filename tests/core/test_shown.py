@@ -27,6 +27,7 @@ CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
 SECRETS = {
     "s3://KEY:SECRET@bucket/a.parquet": "s3://***@bucket/a.parquet",
     "s3://AKIA:ab/cd+ef@bucket/a": "s3://***@bucket/a",
+    "s3://AKIA:12/cd+ef@bucket/a": "s3://***@bucket/a",
     "simplecache::s3://K:S@b/x": "simplecache::s3://***@b/x",
     "https://TOKEN@host/a": "https://***@host/a",
     "data.train=[s3://K:S@b/x,s3://K:S@b/y]": "data.train=[s3://***@b/x,s3://***@b/y]",
