@@ -90,6 +90,8 @@ def export(checkpoint: str, target: Path, file_gb: float, optimizer: bool, root:
     problems = [] if file_gb > 0 else [f"--file-gb {file_gb}: must be above 0"]
     if paths.exists(target):
         problems.append(f"{target}: is there already; an export makes a folder of its own")
+    if run := next((folder for folder in target.absolute().parents if paths.is_file(folder / "run.json")), None):
+        problems.append(f"{target}: lies in the run {run}, whose folders are the run's own; name another place")
     if problems:
         raise InputError(problems)
     with paths.writing(str(target)):

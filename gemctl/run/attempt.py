@@ -187,7 +187,7 @@ class Attempt:
     def owns_run(self) -> bool:
         """False once a higher attempt exists: what this one still writes is void."""
         names = steadily(lambda: os.listdir(self.path.parent))  # noqa: PTH208 (speed)
-        return not any(name.isdecimal() and int(name) > self.number for name in names)
+        return not any(name.isascii() and name.isdecimal() and int(name) > self.number for name in names)
 
     def beat(self, node: int = 0) -> bytes:
         """The present beat of an agent; only whether it changes has a meaning."""

@@ -84,7 +84,7 @@ def entries(folder: Path) -> list[Path]:
 def numbered(folder: Path) -> list[int]:
     """The numbers that entries of the folder have for names, in order; none if there is no folder. InputError for a
     symbolic link: what it leads to is not the run's."""
-    found = [path for path in entries(folder) if path.name.isdecimal()]
+    found = [path for path in entries(folder) if path.name.isascii() and path.name.isdecimal()]
     if linked := [path for path in found if path.is_symlink()]:
         raise InputError(f"{linked[0]}: a symbolic link, where a folder of the run belongs")
     return sorted(int(path.name) for path in found)
@@ -137,8 +137,12 @@ def parse_line(text: bytes, where: str, path: Path) -> Record:
     if not isinstance(value, Record):
         raise InputError(f"{where}: a JSON object was expected")
     written = value.pop("format", FORMAT)
-    if not isinstance(written, int) or written > FORMAT:
-        raise Unreadable(f"{where}: format {written} is newer than this gemctl reads (up to {FORMAT}); upgrade gemctl")
+    if not isinstance(written, int) or isinstance(written, bool):
+        raise InputError(f"{where}: format: {str(written)[:40]} is not a number")
+    if written > FORMAT:
+        raise Unreadable(
+            f"{where}: format {str(written)[:20]} is newer than this gemctl reads (up to {FORMAT}); upgrade gemctl"
+        )
     if wrong := shapes.problems(where, path, value):
         raise InputError(wrong)
     return value

@@ -16,7 +16,7 @@ from gemctl.errors import InputError
 from gemctl.run import requests
 from gemctl.run.attempt import Attempt, Base, Heartbeat, claim, watch_beat
 from gemctl.run.directory import RunDir, find, folder_of
-from gemctl.run.files import ROOM, JsonLog, LogTail, create_json, read_json, read_log, read_text
+from gemctl.run.files import ROOM, JsonLog, LogTail, create_json, numbered, read_json, read_log, read_text
 
 
 @dataclass
@@ -306,3 +306,25 @@ def test_configuration_that_is_gone_or_no_text_is_bad_input(tmp_path: Path) -> N
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(InputError, match=r"config\.yaml: no UTF-8 text"):
         read_text(path)
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ("2", "format 2 is newer than this gemctl reads"),
+        ("null", "format: None is not a number"),
+        ('"x"', "format: x is"),
+    ],
+)
+def test_only_a_higher_format_asks_for_a_newer_gemctl(written: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    path.write_text(f'{{"format": {written}, "name": "x"}}')
+    with pytest.raises(InputError, match=said) as refused:
+        read_json(path)
+    assert ("upgrade" in str(refused.value)) == (written == "2")
+
+
+def test_only_plain_digits_number_an_attempt(tmp_path: Path) -> None:
+    for name in ("1", "2", "٣", "x"):
+        (tmp_path / name).mkdir()
+    assert numbered(tmp_path) == [1, 2]
