@@ -50,6 +50,11 @@ class Sums:
         else:  # evaluations, stragglers: few
             self._others[file].append(line)
 
+    def fits(self, line: Line) -> bool:
+        """False for an interval without a line of metrics, as an attempt's last: it would part the two of a sum, which
+        are known to belong together by their time."""
+        return line["kind"] != "interval" or self._train is None or self._train["time"] == line["time"]
+
     def take(self) -> tuple[list[Line], list[Line]]:
         """Lines of metrics and of the ledger."""
         metrics = [*self._others["metrics"], *([self._train] if self._train else [])]
@@ -113,7 +118,7 @@ def _summed(metrics: Path, ledger: Path, begin: list[int], limit: float) -> Iter
     merged = heapq.merge(*files, key=lambda item: item[0])  # of an interval's two lines, the metrics' first
     sums, first, before = Sums(), begin == [0, 0], 0
     for _, file, line in merged:
-        if before <= limit < line["step"]:
+        if before <= limit < line["step"] or not sums.fits(line):
             yield sums.take()
         before = max(before, line["step"])
         sums.add(file, line)

@@ -47,6 +47,11 @@ def lines(intervals: int) -> list[tuple[str, dict[str, Any]]]:
     return found
 
 
+def last_line(step: int) -> dict[str, Any]:
+    """What an attempt says of the time after its last interval: the ledger alone, without traffic."""
+    return ledger_line(step, START + 8 + 0.5 * step + 3, {"eval": 2.0, "checkpoint_stall": 0.5}, 0.1)
+
+
 def write(attempt: Attempt, intervals: int, *, summed: bool) -> None:
     logs = {"metrics": JsonLog(attempt.metrics), "ledger": JsonLog(attempt.ledger)}
     sums = rollup.Rollup(attempt.rollup) if summed else None
@@ -56,6 +61,7 @@ def write(attempt: Attempt, intervals: int, *, summed: bool) -> None:
             sums.add(file, line)
             if line["kind"] == "interval":
                 sums.interval_done(logs["metrics"].size(), logs["ledger"].size())
+    logs["ledger"].write(last_line(10 * intervals))
 
 
 def run_of(folder: Path, intervals: int, base: int | None, *, summed: bool) -> RunDir:
@@ -103,7 +109,7 @@ def test_lines_after_the_last_sum_are_added_and_sums_alone_are_enough(tmp_path: 
     write(attempt, 250, summed=True)
     metrics, ledger = rollup.lines(attempt, float("inf"))
     steps = [line["step"] for line in ledger if line["kind"] == "interval"]
-    assert steps == [10, 1010, 2010, 2500]
+    assert steps == [10, 1010, 2010, 2500, 2500]
     assert sum(line["examples"] for line in metrics if line["kind"] == "train") == 249 * 1000
     assert [line["step"] for line in metrics if line["kind"] == "eval"] == list(range(70, 2501, 70))
     attempt.metrics.unlink()
