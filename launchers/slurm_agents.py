@@ -17,7 +17,7 @@ from gemctl.config.slurm import SlurmConfig
 from gemctl.errors import GemctlError
 from gemctl.launchers import slurm_client
 from gemctl.launchers.request import literal, request, to_json
-from gemctl.launchers.slurm_job import step
+from gemctl.launchers.slurm_job import file_name, step
 from gemctl.launchers.slurm_nodes import SILENT, Chosen, ask, check_enough, choose, end
 from gemctl.run.attempt import Attempt
 from gemctl.run.directory import RunDir
@@ -55,7 +55,9 @@ class SlurmAgents:
         _check_name(chosen.hosts[0])
         self._hosts, self._log = chosen.hosts, attempt.logs / "srun.log"
         (role,) = self._request(attempt).roles
-        words = str(attempt.logs / "agent-%t.log")  # `Attempt.agent_output`, from the agent's first word on
+        # `Attempt.agent_output`, from the agent's first word on; below a backslash SLURM knows no %t, and what an agent
+        # says before it opens that file itself is in srun.log.
+        words = None if "\\" in str(attempt.logs) else f"{file_name(attempt.logs)}/agent-%t.log"
         with self._log.open("ab") as output:
             self._step = slurm_client.start_step(step(role, self._slurm, chosen.hosts, words), output)
 
