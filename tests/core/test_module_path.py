@@ -70,6 +70,7 @@ def test_an_agent_that_cannot_start_is_told_of_in_its_own_words(
     broken.chmod(0o755)
     monkeypatch.setattr("sys.executable", str(broken))
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")  # a long line would be cut
     run = RunDir.create(str(tmp_path / "runs"), "gem", [])
     attempt = claim(run.path, 1, nodes=1, ranks_per_node=1, heartbeat=1.0)
     agents = LocalAgents(run, LauncherConfig())
@@ -78,4 +79,4 @@ def test_an_agent_that_cannot_start_is_told_of_in_its_own_words(
         pass
     cause = root_cause(attempt, [], None, ended[0])
     assert cause.log == "attempts/1/logs/agent-0.log"
-    assert cause.lines == [f"no module named {os.environ['PATH']}"]
+    assert cause.lines == ["no module named /usr/bin:/bin"]

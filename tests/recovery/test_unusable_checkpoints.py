@@ -403,7 +403,7 @@ def test_status_list_and_eval_say_that_the_newest_cannot_be_used(
     for words in (
         ["eval", str(run.path)],
         ["eval", str(run.path), "--checkpoint", "4"],
-        ["checkpoint", "export", str(run.path), str(run.path / "out")],
+        ["checkpoint", "export", str(run.path), str(run.path.parents[2] / "out")],
     ):
         assert main(words) == 2
         assert "format 2 is newer" in capsys.readouterr().err
