@@ -92,8 +92,9 @@ def test_all_ranks_killed_in_a_save_lose_no_published_checkpoint(stage: str, new
     if stage == "in pruning":  # half deleted, so it must not pass for a checkpoint
         assert [checkpoint.step for checkpoint in checkpoints(run)] == [4]
     if newest == 2:
-        told = [] if stage == "copy" else [f"{run.checkpoints}/step_4.a1: unfinished: it has no manifest.json"]
-        assert refused == told
+        told = [f"{run.checkpoints}/step_4.a1: unfinished: it has no manifest.json"]
+        # A rank whose copy was done may have made the folder before the other's death reached it.
+        assert refused == told or (stage == "copy" and refused == [])
 
     run.attempt(1).write_end("failed")
     add_attempt(run, 2, Base(found.path.name, found.step))
