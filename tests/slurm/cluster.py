@@ -202,6 +202,15 @@ class Cluster:
         wait_for(lambda: "UP" in self.run("scontrol", "ping").stdout, UP, "slurmctld")
 
     def kill_controller(self) -> None:
+        """Kills slurmctld once its state on disk, written some seconds late, holds the jobs as they are now.
+
+        One that comes back to older state has never heard of a job that runs, and gives its id to the next one, which
+        the nodes then refuse to launch.
+        """
+        mark = f"saved-{time.monotonic_ns()}"
+        for job in self.must("squeue", "-h", "-o", "%i").split():
+            self.must("scontrol", "update", f"JobId={job}", f"AdminComment={mark}")
+            wait_for(lambda: mark.encode() in (self.folder / "state/job_state").read_bytes(), UP, "the saved state")
         os.kill(self._daemon("slurmctld"), signal.SIGKILL)
 
     def start_node(self, name: str) -> None:
