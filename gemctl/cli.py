@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from gemctl.credentials import refusal
 from gemctl.errors import FULL, GemctlError, InputError, Interrupted
-from gemctl.shown import shown
+from gemctl.terminal import shown
 
 COMMANDS = {
     "train": "train a model as the configuration says",

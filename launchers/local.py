@@ -17,11 +17,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from gemctl import process
 from gemctl.cluster.host import find_gpus
 from gemctl.config.schema import Config, LauncherConfig
 from gemctl.errors import InputError
 from gemctl.launchers.request import request, to_json
-from gemctl.run import process
 from gemctl.run.attempt import Attempt
 from gemctl.run.directory import RunDir
 from gemctl.run.files import create_json, read_log

@@ -15,7 +15,7 @@ from gemctl.cluster.host import cores
 from gemctl.config.schema import LauncherConfig
 from gemctl.config.slurm import SlurmConfig
 from gemctl.errors import InputError
-from gemctl.run.process import FORK_SAFE, python
+from gemctl.process import FORK_SAFE, python
 
 if TYPE_CHECKING:
     from torchx.specs import AppDef, Resource
@@ -33,7 +33,7 @@ def request(run_path: Path, attempt: int, launcher: LauncherConfig, device: str 
     from torchx.specs import AppDef, Role
 
     program, *arguments = python(
-        "-m", "gemctl.agent", literal(str(run_path)), "--attempt", str(attempt), "--node", NODE
+        "-m", "gemctl.ranks.agent", literal(str(run_path)), "--attempt", str(attempt), "--node", NODE
     )
     role = Role(
         name=ROLE,

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from gemctl import env
+from gemctl import env, process
 from gemctl.config.schema import Config
 from gemctl.config.slurm import SlurmConfig
 from gemctl.durable import create
@@ -21,7 +21,6 @@ from gemctl.launchers import slurm_client
 from gemctl.launchers.request import from_json
 from gemctl.launchers.slurm_agents import SlurmAgents
 from gemctl.launchers.slurm_job import batch_job, file_name
-from gemctl.run import process
 from gemctl.run.access import written_as
 from gemctl.run.directory import RunDir
 from gemctl.run.submission import Job, Submission

@@ -19,10 +19,10 @@ from gemctl.launchers import slurm_client
 from gemctl.launchers.request import literal, request, to_json
 from gemctl.launchers.slurm_job import file_name, step
 from gemctl.launchers.slurm_nodes import SILENT, Chosen, ask, check_enough, choose, end
+from gemctl.process import python
 from gemctl.run.attempt import Attempt
 from gemctl.run.directory import RunDir
 from gemctl.run.files import create_json, read_json
-from gemctl.run.process import python
 from gemctl.run.submission import newest
 
 if TYPE_CHECKING:

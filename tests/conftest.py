@@ -10,28 +10,10 @@ from typing import Any
 import pytest
 
 from gemctl import env
-from tests import world
+from tests.support import world
 
-FAST_SHARE = {
-    "core": 150,
-    "models": 60,
-    "mesh": 90,
-    "recovery": 90,
-    "kernels": 60,
-    "rest": 30,
-    "slurm": 15,
-    "chaos": 10,
-}
-SLOW_SHARE = {
-    "mesh": 600,
-    "rest": 240,
-    "recovery": 600,
-    "core": 240,
-    "kernels": 240,
-    "models": 240,
-    "slurm": 720,
-    "chaos": 600,
-}
+FAST_SHARE: dict[str, float] = {}
+SLOW_SHARE: dict[str, float] = {}
 _seconds: dict[str, float] = defaultdict(float)
 
 

@@ -29,7 +29,7 @@ from gemctl.model.gem import DenseModel
 from gemctl.model.init import init_rules
 from gemctl.parallel.init import Slice, fill
 from gemctl.plan.data_facts import data_facts
-from gemctl.run.measured import Layers, LayerTime, subject, worlds
+from gemctl.report.measured import Layers, LayerTime, subject, worlds
 from gemctl.specs.count import module_flops
 from gemctl.specs.data import FeatureSpec
 from gemctl.train.peak import measure_peak

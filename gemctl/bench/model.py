@@ -32,7 +32,7 @@ from gemctl.mesh.topology import resolve
 from gemctl.model.embeddings import Embedded
 from gemctl.model.init import InitRule
 from gemctl.parallel.assemble import ShardedModel, assemble
-from gemctl.run.measured import ModelBench, Race, device, worlds
+from gemctl.report.measured import ModelBench, Race, device, worlds
 from gemctl.specs.count import step_flops
 from gemctl.specs.data import FeatureSpec
 from gemctl.specs.model import experts

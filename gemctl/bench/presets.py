@@ -13,7 +13,7 @@ from typing import Any
 
 from gemctl.bench.quality import gemctl, main
 from gemctl.render.report import Section
-from gemctl.render.units import number
+from gemctl.units import number
 
 PRESETS = ("gem_nano", "kunlun_nano", "interformer_nano", "hstu_nano")
 SEEDS = (0, 1, 2)

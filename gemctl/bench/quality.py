@@ -16,9 +16,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from gemctl.process import python
 from gemctl.render.report import Section, rich
-from gemctl.render.units import number, percent
-from gemctl.run.process import python
+from gemctl.units import number, percent
 
 MAIN = "experiment=synthetic"
 # One name each, so that the two runs are told apart in runs/.

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from gemctl.errors import GemctlError
-from gemctl.run.process import die_with_parent
+from gemctl.process import die_with_parent
 
 
 def on_ranks(world: int, work: Callable[..., Any], *arguments: Any, threads: int) -> list[Any]:

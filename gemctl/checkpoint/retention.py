@@ -10,9 +10,9 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
+from gemctl import process
 from gemctl.durable import sync_folder
 from gemctl.errors import InputError
-from gemctl.run import process
 from gemctl.run.attempt import Attempt
 from gemctl.run.directory import RunDir
 from gemctl.run.files import read_log

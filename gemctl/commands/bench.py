@@ -18,7 +18,7 @@ from gemctl.errors import GemctlError, InputError
 if TYPE_CHECKING:
     from gemctl.bench.results import KernelBench
     from gemctl.config.schema import Config
-    from gemctl.run.measured import Layers, ModelBench
+    from gemctl.report.measured import Layers, ModelBench
 
 HELP = "Measure how fast kernels, layers and whole models are on this machine."
 OPS = ("gdpa", "jagged_flash_attention", "block_attention", "pooled_attention")
@@ -81,8 +81,8 @@ def bench_layers(args: argparse.Namespace) -> "Layers":
     """The layers' times from the cache, else measured now and kept there."""
     from dataclasses import replace
 
-    from gemctl.render.show import note
-    from gemctl.run.measured import cache_file, cached, from_json, keep, subject
+    from gemctl.report.measured import cache_file, cached, from_json, keep, subject
+    from gemctl.terminal import note
 
     config = _of_run(args) if args.run is not None else composed(args)
     spec = spec_of(config)
@@ -100,7 +100,7 @@ def bench_layers(args: argparse.Namespace) -> "Layers":
 def bench_model(args: argparse.Namespace) -> "ModelBench":
     """A race of the jagged and the padded model; with local MFU where the layers were measured."""
     from gemctl.cluster.host import this_host
-    from gemctl.run.measured import ModelBench, Race
+    from gemctl.report.measured import ModelBench, Race
 
     _check_race(args)
     args.words += [
@@ -151,8 +151,8 @@ def _of_run(args: argparse.Namespace) -> "Config":
 def _measured(module: str, config: "Config | None", words: list[str]) -> dict[str, Any]:
     """The object that `python -m module [CONFIG.yaml] RESULT.json words` writes; its problems become this command's."""
     from gemctl.config.compose import to_yaml
+    from gemctl.process import run_module
     from gemctl.run.files import read_json
-    from gemctl.run.process import run_module
 
     with tempfile.TemporaryDirectory(prefix="gemctl-bench-") as folder:
         result, file = Path(folder) / "result.json", Path(folder) / "config.yaml"

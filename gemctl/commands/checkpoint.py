@@ -115,7 +115,7 @@ def _whole(references: list[str], root: str) -> list[str]:
 
 def _with_torch(module: str, *arguments: str) -> dict[str, Any]:
     """The JSON object that a module writes in a process of its own; its problems become this command's."""
-    from gemctl.run.process import run_module
+    from gemctl.process import run_module
 
     done = run_module(module, *arguments, capture=True)
     try:

@@ -70,7 +70,7 @@ def _further(bad: "BadConfig") -> list[str]:
 def check_all(config: "Config") -> None:
     """InputError with all that keeps a run of the configuration from starting: launcher, topology, model, feature spec,
     tables, data."""
-    from gemctl.commands.launching import launcher_of
+    from gemctl.launchers.api import launcher_of
     from gemctl.plan.build import faults
 
     problems: list[str] = []
@@ -106,8 +106,8 @@ def planned(config: "Config") -> "Plan":
 
 def note_modules(config: "Config", run: "RunDir") -> None:
     """Says which modules the configuration of a run, perhaps somebody else's, has imported, before they are."""
-    from gemctl.render.show import note
     from gemctl.specs.custom import modules
+    from gemctl.terminal import note
 
     if named := modules(config.model):
         note(f"{run.run_id}: its configuration has these modules imported here: {', '.join(named)}")
@@ -128,7 +128,7 @@ def make_data(data: "DataConfig") -> None:
     """Writes the synthetic log where it is asked for and not there, and says so."""
     from gemctl.data.files import shown
     from gemctl.data.synthetic import absent, ensure
-    from gemctl.render.show import note
+    from gemctl.terminal import note
 
     if absent(data):
         written = [shown(path) for path in (data.train, data.eval, data.spec) if path is not None]
@@ -178,7 +178,7 @@ def host_memory(config: "Config") -> int | None:
 def note_files(data: "DataConfig") -> None:
     """Says which files lie beside the rows and are not read, and which are both trained on and evaluated."""
     from gemctl.data.files import DataFiles, find_files, in_both
-    from gemctl.render.show import note
+    from gemctl.terminal import note
 
     found = {}
     for key, url in {"data.train": data.train, "data.eval": data.eval}.items():

@@ -15,10 +15,10 @@ from gemctl.errors import GemctlError, InputError
 
 if TYPE_CHECKING:
     from gemctl.config.schema import Config, DataPath
+    from gemctl.report.scores import Evaluation
     from gemctl.run.directory import RunDir
     from gemctl.run.inputs import Sources
     from gemctl.run.manifest import Checkpoint
-    from gemctl.run.scores import Evaluation
 
 PLACES = ("data.spec", "data.train", "data.eval")
 HELP = "Score a data set with a checkpoint."
@@ -45,8 +45,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> "Evaluation":
     from gemctl.commands.configured import note_modules
     from gemctl.data.files import find_files, shown
+    from gemctl.report.scores import Evaluation
     from gemctl.run.directory import find
-    from gemctl.run.scores import Evaluation
 
     if args.out is not None:
         _check_out(Path(args.out))
@@ -116,8 +116,8 @@ def _configured(
 
     InputError for a spec of another content, and for data that are gone.
     """
-    from gemctl.commands.inputs import noted, placed, refuse_gone
     from gemctl.config.compose import compose, from_yaml
+    from gemctl.launch.inputs import noted, placed, refuse_gone
     from gemctl.run.files import read_text
     from gemctl.run.inputs import SPEC, read, spec_differences
     from gemctl.specs import feature_spec
@@ -158,8 +158,8 @@ def _score(config: "Config", checkpoint: "Checkpoint", data: "DataPath", out: st
     """Runs gemctl.train.evaluate; its problems become this command's."""
     from gemctl.config.compose import to_yaml
     from gemctl.data.files import urls
+    from gemctl.process import run_module
     from gemctl.run.files import read_json
-    from gemctl.run.process import run_module
 
     with tempfile.TemporaryDirectory(prefix="gemctl-eval-") as folder:
         file, result = Path(folder) / "config.yaml", Path(folder) / "result.json"

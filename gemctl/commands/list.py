@@ -11,7 +11,7 @@ from gemctl import paths
 from gemctl.errors import InputError
 
 if TYPE_CHECKING:
-    from gemctl.run.status import RunList
+    from gemctl.report.status import RunList
 
 HELP = "List runs and what each is doing."
 NEWEST = 50
@@ -26,9 +26,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> "RunList":
     """Every run's status; one whose files cannot be read does not hide the others."""
-    from gemctl.commands.following import jobs_of
+    from gemctl.launch.follow import jobs_of
+    from gemctl.report.status import RunList, open_submission, status
     from gemctl.run.directory import closed_folders, list_runs
-    from gemctl.run.status import RunList, open_submission, status
 
     if not paths.is_dir(args.root):
         raise InputError(f"--root {args.root}: no such folder, so no run is there")

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from gemctl.errors import InputError, Interrupted
 
 if TYPE_CHECKING:
+    from gemctl.report.logs import Line, Selection
     from gemctl.run.attempt import Attempt
     from gemctl.run.directory import RunDir
-    from gemctl.run.logs import Line, Selection
 
 HELP = "Show what a run's processes said and did, the cause of a failure first."
 POLL = 0.2
@@ -35,8 +35,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     from gemctl.render.logs import write
+    from gemctl.report.logs import Selection
     from gemctl.run.directory import find
-    from gemctl.run.logs import Selection
 
     target = find(args.run, args.root)
     if args.tail is not None and args.tail < 1:
@@ -71,7 +71,7 @@ def _attempt(run: "RunDir", args: argparse.Namespace) -> "Attempt":
 
 def _unstarted(run: "RunDir") -> str:
     """Why a run has no attempt."""
-    from gemctl.commands.following import job_of
+    from gemctl.launch.follow import job_of
     from gemctl.run.submission import newest
 
     submission = newest(run)
@@ -84,8 +84,8 @@ def _unstarted(run: "RunDir") -> str:
 
 def _shown(run: "RunDir", attempt: "Attempt", selection: "Selection") -> "Iterator[Line | str]":
     """Of a failed attempt the cause, then its lines."""
+    from gemctl.report.logs import AttemptTail
     from gemctl.run.conclusion import conclusion
-    from gemctl.run.logs import AttemptTail
 
     end = attempt.end()
     if end is not None and end["outcome"] != "finished":
@@ -100,9 +100,9 @@ def _last(lines: "Iterator[Line]", count: int | None) -> "Iterable[Line]":
 
 def _followed(run: "RunDir", selection: "Selection") -> "Iterator[Line | str]":
     """The lines of the newest attempt and of those after it; how each ended stands behind it."""
-    from gemctl.commands.following import Vigil, own_attempt
+    from gemctl.launch.follow import Vigil, own_attempt
+    from gemctl.report.logs import AttemptTail
     from gemctl.run.conclusion import conclusion
-    from gemctl.run.logs import AttemptTail
 
     vigil, tail, over = Vigil(run), None, True  # over: the tail's attempt has been shown to its end
     while True:

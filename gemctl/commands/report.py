@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from gemctl import paths
 
 if TYPE_CHECKING:
-    from gemctl.run.compare import Diff
-    from gemctl.run.report import Report
+    from gemctl.report.compare import Diff
+    from gemctl.report.report import Report
 
 HELP = "Say what a run reached and where its time went."
 
@@ -24,9 +24,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> "Report | Diff":
-    from gemctl.run.compare import compare
+    from gemctl.report.compare import compare
+    from gemctl.report.report import Report, build
     from gemctl.run.directory import find
-    from gemctl.run.report import Report, build
 
     if args.html is not None:
         paths.refuse_there("--html", args.html, replaceable=b"<!doctype html>")  # an older report

@@ -48,17 +48,18 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Any:
     from gemctl.cluster.software import require
     from gemctl.commands.configured import check_data, host_memory, note_modules
-    from gemctl.commands.inputs import compared, noted, placed, refuse_gone, taken
-    from gemctl.commands.launching import checked_plan, launch, launcher_of
     from gemctl.config.compose import compose, from_yaml
     from gemctl.config.resuming import changes, check_changes, refuse_choices
+    from gemctl.launch.inputs import compared, noted, placed, refuse_gone, taken
+    from gemctl.launch.preflight import preflight
+    from gemctl.launch.submit import checked_plan, launch
+    from gemctl.launchers.api import launcher_of
     from gemctl.render.show import show
+    from gemctl.report.report import build
     from gemctl.run.access import check_writable
     from gemctl.run.attempt import Base
     from gemctl.run.directory import find
     from gemctl.run.files import read_text
-    from gemctl.run.preflight import preflight
-    from gemctl.run.report import build
 
     require()
     target = find(args.run, args.root)
@@ -102,10 +103,10 @@ def _asked_for(run: "RunDir") -> Path:
 
 def refuse_running(run: "RunDir", last: "Attempt | None") -> None:
     """InputError if the run's last attempt beats, or a job waits or has begun that will make one."""
-    from gemctl.commands.following import comes_up, job_of, own_attempt
-    from gemctl.commands.supervise import refuse_living
+    from gemctl.launch.follow import comes_up, job_of, own_attempt
+    from gemctl.launch.supervise import refuse_living
+    from gemctl.report.status import open_submission
     from gemctl.run.conclusion import reference
-    from gemctl.run.status import open_submission
 
     if last is not None:
         refuse_living(run, last)

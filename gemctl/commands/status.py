@@ -8,8 +8,8 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from gemctl.report.status import Budget, RunStatus
     from gemctl.run.directory import RunDir
-    from gemctl.run.status import Budget, RunStatus
 
 HELP = "Say what a run is doing."
 
@@ -20,11 +20,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> "RunStatus":
-    from gemctl.commands.following import job_of
+    from gemctl.launch.follow import job_of
+    from gemctl.report.status import open_submission, ranks, status
     from gemctl.run.conclusion import ending
     from gemctl.run.cut import cut_files
     from gemctl.run.directory import find
-    from gemctl.run.status import open_submission, ranks, status
 
     target = find(args.run, args.root)
     submission = open_submission(target)
@@ -43,8 +43,8 @@ def _budgets(run: "RunDir") -> "list[Budget]":
     """What the newest submission's attempts have spent."""
     from gemctl.config.compose import from_yaml
     from gemctl.recover.budgets import MEANING, History
+    from gemctl.report.status import Budget
     from gemctl.run.files import read_log, read_text
-    from gemctl.run.status import Budget
     from gemctl.run.submission import newest
 
     submission, last, source = newest(run), run.last_attempt(), run.configured()

@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> "StopFiled":
 
 
 def _stop(target: "RunDir", now: bool) -> "StopFiled":
-    from gemctl.commands.following import job_of, own_attempt
+    from gemctl.launch.follow import job_of, own_attempt
     from gemctl.run.attempt import may_go_on, watch_beat
     from gemctl.run.submission import newest
 
@@ -85,7 +85,7 @@ def _end_now(attempt: "Attempt") -> bool:
 
 def _withdraw(run: "RunDir", submission: "Submission", job: "Job") -> "StopFiled":
     """Takes the job out of its queue; should it start in this moment, it finds the request."""
-    from gemctl.commands.launching import launcher_of
+    from gemctl.launchers.api import launcher_of
     from gemctl.run import requests
 
     number = requests.file(run, "stop").number

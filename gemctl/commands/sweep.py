@@ -34,7 +34,7 @@ def sweep(args: argparse.Namespace) -> "Sweep | DryRun":
     points = _points(args)
     if args.dry_run:
         return _dry_run(points)
-    from gemctl.commands.inputs import taken
+    from gemctl.launch.inputs import taken
     from gemctl.launchers import slurm
     from gemctl.run.directory import folder_of
     from gemctl.run.submission import Sweep, Swept
@@ -54,8 +54,8 @@ def sweep(args: argparse.Namespace) -> "Sweep | DryRun":
 
 def _points(args: argparse.Namespace) -> list[_Point]:
     """Every combination, checked and planned. InputError with the problems of all."""
-    from gemctl.commands.launching import checked_plan
     from gemctl.config.sweep import expand
+    from gemctl.launch.submit import checked_plan
 
     files = [word for word in args.words if is_file(word)]
     lines = expand([word for word in args.words if word not in files])
@@ -103,7 +103,7 @@ def _dry_run(points: list[_Point]) -> "DryRun":
 
 
 def _submitted(point: _Point, inputs: "Inputs", args: argparse.Namespace) -> "tuple[RunDir, Submission]":
-    from gemctl.commands.launching import submitted
+    from gemctl.launch.submit import submitted
     from gemctl.run.access import written_as
     from gemctl.run.directory import RunDir
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gemctl.config.schema import Config
     from gemctl.launchers.dry_run import DryRun
     from gemctl.plan.build import Plan
-    from gemctl.run.report import Report
+    from gemctl.report.report import Report
     from gemctl.run.submission import Detached
     from gemctl.run.warm_start import WarmStart
     from gemctl.specs.data import FeatureSpec
@@ -44,7 +44,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Any:
-    from gemctl.commands.launching import checked_plan
+    from gemctl.launch.submit import checked_plan
 
     if args.multirun:
         from gemctl.commands.sweep import sweep
@@ -74,7 +74,7 @@ def _warm_start(config: "Config", spec: "FeatureSpec") -> "WarmStart | None":
 
 
 def _dry_run(config: "Config", plan: "Plan", warm: "WarmStart | None") -> "DryRun":
-    from gemctl.commands.launching import launcher_of
+    from gemctl.launchers.api import launcher_of
     from gemctl.launchers.dry_run import DryRun
     from gemctl.launchers.request import request, to_json
 
@@ -87,11 +87,12 @@ def _dry_run(config: "Config", plan: "Plan", warm: "WarmStart | None") -> "DryRu
 def _train(
     config: "Config", spec: "FeatureSpec", plan: "Plan", warm: "WarmStart | None", args: argparse.Namespace
 ) -> "Report | Detached":
-    from gemctl.commands.inputs import taken
-    from gemctl.commands.launching import launch, launcher_of
+    from gemctl.launch.inputs import taken
+    from gemctl.launch.submit import launch
+    from gemctl.launchers.api import launcher_of
     from gemctl.render.show import show
+    from gemctl.report.report import build
     from gemctl.run.directory import RunDir, folder_of
-    from gemctl.run.report import build
 
     folder_of(config.run.root, config.run.name, config.run.access)  # where nothing can be written, nothing begins
     launcher_of(config.launcher.kind).check_here(config)

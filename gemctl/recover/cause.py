@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gemctl.process import WORDLESS
 from gemctl.recover.records import RankRecord, Records
 from gemctl.run.attempt import Attempt
-from gemctl.run.process import WORDLESS
 from gemctl.run.stages import STAGES
 
 # What a rank says when another one has gone, or does not answer.

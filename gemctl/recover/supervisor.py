@@ -17,6 +17,7 @@ from typing import Any, Literal, Protocol
 from gemctl.config.schema import RecoverConfig
 from gemctl.durable import create
 from gemctl.errors import TERMINATED, GemctlError, InputError, Interrupted, TooFewHosts
+from gemctl.launchers.api import Agents
 from gemctl.recover.budgets import MEANING, History, Kind
 from gemctl.recover.cause import FINAL, Cause, lost_hosts, root_cause
 from gemctl.recover.records import Records
@@ -35,15 +36,6 @@ AGENT_POLL = 0.2  # seconds between looks at what costs more: the agent's proces
 STARTUP = 60.0  # seconds, at least, until all ranks have a process: imports on a busy machine are no hang
 KILL_GRACE = 3.0  # seconds an agent has to kill its ranks and say so before it is killed itself
 FAIL_GRACE = 3.0  # seconds between a rank's own failure and its end
-
-
-class Agents(Protocol):
-    """What a launcher offers: the agents that serve the attempts of one run."""
-
-    def start(self, attempt: Attempt) -> None: ...
-    def submit(self, attempt: Attempt) -> None: ...
-    def ended(self) -> dict[int, str]: ...  # node → how its agent ended
-    def kill(self) -> list[int]: ...
 
 
 class Follower(Protocol):

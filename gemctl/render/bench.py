@@ -8,7 +8,7 @@ from typing import Any
 
 from gemctl.bench.results import NOT_DONE, KernelBench, Timing
 from gemctl.render.report import Section, rich
-from gemctl.render.units import DASH, percent, si
+from gemctl.units import DASH, percent, si
 
 
 def kernels(value: KernelBench) -> Any:

@@ -1,8 +1,8 @@
 """Checkpoints in the terminal: lists, faults, differences, exports. Lines are as long as their names: none is cut."""
 
-from gemctl.render.units import DASH, binary, count
 from gemctl.run.checkpoints import Comparison, Difference, Exported, Listed, Listing, Pruned, Verified
 from gemctl.run.manifest import folder_name
+from gemctl.units import DASH, binary, count
 
 
 def listing(value: Listing) -> str:

@@ -3,8 +3,8 @@
 from typing import Any
 
 from gemctl.render.report import Section, rich
-from gemctl.render.units import count, number, percent
-from gemctl.run.scores import Evaluation
+from gemctl.report.scores import Evaluation
+from gemctl.units import count, number, percent
 
 COLUMNS = ["task", "scorer", "examples", "base rate", "NE", "AUC", "calibration", "best possible NE", "gap closed"]
 BASELINE = "logistic regression"

@@ -5,10 +5,10 @@ import sys
 from collections.abc import Iterable
 from datetime import datetime
 
-from gemctl.render.progress import measured
+from gemctl.launch.progress import measured
 from gemctl.render.show import plain
-from gemctl.run.logs import Line
-from gemctl.shown import shown
+from gemctl.report.logs import Line
+from gemctl.terminal import shown
 
 
 def write(lines: Iterable[Line | str], as_json: bool) -> None:

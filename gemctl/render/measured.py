@@ -7,8 +7,8 @@ from statistics import median
 from typing import Any
 
 from gemctl.render.report import Section, rich
-from gemctl.render.units import count, number, percent, rate, si
-from gemctl.run.measured import Layers, LayerTime, ModelBench
+from gemctl.report.measured import Layers, LayerTime, ModelBench
+from gemctl.units import count, number, percent, rate, si
 
 
 def layers(value: Layers) -> Any:

@@ -11,7 +11,7 @@ from rich.table import Table
 from gemctl.mesh.groups import AxisGroups, Ranks, groups
 from gemctl.mesh.topology import Topology
 from gemctl.render.tables import titled
-from gemctl.render.units import plural
+from gemctl.units import plural
 
 HOSTS, LISTED, PAIRS = 8, 4, 2
 """Most hosts that are drawn (else the first ones and the last), numbers of a list, and lists of an axis."""

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from gemctl.render.report import Section, diff_sections, sections
-from gemctl.run.compare import Diff
-from gemctl.run.report import Report
-from gemctl.shown import shown
+from gemctl.report.compare import Diff
+from gemctl.report.report import Report
+from gemctl.terminal import shown
 
 STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #1c1e21; }

@@ -15,7 +15,7 @@ from gemctl.plan.memory import HOST
 from gemctl.plan.traffic import Traffic
 from gemctl.render import mesh
 from gemctl.render.tables import titled
-from gemctl.render.units import DASH, binary, count, plural, si
+from gemctl.units import DASH, binary, count, plural, si
 
 CLASSES, TABLES = 3, 12
 """Most rank classes and tables that are shown; how many more there are is said."""

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from gemctl.render.units import DASH, binary, count, date, milliseconds, number, percent, plural, rate, si
-from gemctl.run.compare import Diff
-from gemctl.run.report import AttemptReport, Report
+from gemctl.report.compare import Diff
+from gemctl.report.report import AttemptReport, Report
+from gemctl.units import DASH, binary, count, date, milliseconds, number, percent, plural, rate, si
 
 FIGURE = re.compile(r"(× |[+−-])?\d[\d.,]*( ?[%\w]+)?$|–$")
 

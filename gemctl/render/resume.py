@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from gemctl.render.units import binary
-from gemctl.run.preflight import Preflight
+from gemctl.launch.preflight import Preflight
+from gemctl.units import binary
 
 
 def preflight(value: Preflight) -> Any:

@@ -12,20 +12,17 @@ import importlib
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import Any
 
 from gemctl.credentials import masked
-from gemctl.shown import shown
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from gemctl.terminal import console, shown
 
 RENDERERS = {
     "gemctl.bench.results.KernelBench": "gemctl.render.bench:kernels",
-    "gemctl.run.measured.Layers": "gemctl.render.measured:layers",
-    "gemctl.run.measured.ModelBench": "gemctl.render.measured:model",
+    "gemctl.report.measured.Layers": "gemctl.render.measured:layers",
+    "gemctl.report.measured.ModelBench": "gemctl.render.measured:model",
     "gemctl.cluster.checks.Doctor": "gemctl.render.doctor:doctor",
     "gemctl.config.schema.Config": "gemctl.render.config:config",
     "gemctl.run.checkpoints.Listing": "gemctl.render.checkpoint:listing",
@@ -37,16 +34,16 @@ RENDERERS = {
     "gemctl.data.importing.Imported": "gemctl.render.data:imported",
     "gemctl.run.checkpoints.Comparison": "gemctl.render.checkpoint:comparison",
     "gemctl.run.warm_start.WarmStart": "gemctl.render.warm_start:warm_start",
-    "gemctl.run.preflight.Preflight": "gemctl.render.resume:preflight",
-    "gemctl.run.report.Report": "gemctl.render.report:report",
-    "gemctl.run.compare.Diff": "gemctl.render.report:diff",
-    "gemctl.run.scores.Evaluation": "gemctl.render.eval:evaluation",
+    "gemctl.launch.preflight.Preflight": "gemctl.render.resume:preflight",
+    "gemctl.report.report.Report": "gemctl.render.report:report",
+    "gemctl.report.compare.Diff": "gemctl.render.report:diff",
+    "gemctl.report.scores.Evaluation": "gemctl.render.eval:evaluation",
     "gemctl.plan.build.Plan": "gemctl.render.plan:plan",
     "gemctl.run.requests.StopFiled": "gemctl.render.status:stop_filed",
     "gemctl.run.submission.Detached": "gemctl.render.status:detached",
     "gemctl.run.submission.Sweep": "gemctl.render.status:sweep",
-    "gemctl.run.status.RunList": "gemctl.render.status:run_list",
-    "gemctl.run.status.RunStatus": "gemctl.render.status:run_status",
+    "gemctl.report.status.RunList": "gemctl.render.status:run_list",
+    "gemctl.report.status.RunStatus": "gemctl.render.status:run_status",
     "gemctl.launchers.dry_run.DryRun": "gemctl.render.train:dry_run",
 }
 
@@ -65,24 +62,6 @@ def _print(part: Any) -> None:
         print(shown(part))
         return
     console(sys.stdout, None if sys.stdout.isatty() else 120).print(part)
-
-
-def console(file: IO[str], width: int | None = None) -> "Console":
-    """Rich's console for texts that may come from files: they bring no escapes, no markup and no emoji along."""
-    from rich.console import Console
-    from rich.segment import Segment
-
-    class Plain(Console):
-        def render(self, renderable: Any, options: Any = None) -> Iterator[Segment]:
-            for part in super().render(renderable, options):
-                yield part if part.control else Segment(shown(part.text), part.style)
-
-    return Plain(file=file, width=width, soft_wrap=False, markup=False, emoji=False)
-
-
-def note(text: str) -> None:
-    """Writes a line about what is going on to standard error."""
-    print(shown(text), file=sys.stderr, flush=True)
 
 
 def rendered(value: object) -> Any:

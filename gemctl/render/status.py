@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from rich.console import Group
     from rich.table import Table
 
+    from gemctl.report.status import AttemptStatus, RunList, RunStatus, SubmissionStatus
     from gemctl.run.requests import StopFiled
-    from gemctl.run.status import AttemptStatus, RunList, RunStatus, SubmissionStatus
     from gemctl.run.submission import Detached, Sweep
 
 

@@ -3,8 +3,8 @@
     create(attempt.secret)      # by whoever makes the attempt; one that is there stays
     read(attempt.secret)        # on every host
 
-Agents of several hosts know each other by it (gemctl/store.py). Only the user may read it, also in a run that a group
-shares: a colleague who resumes makes an attempt with a secret of its own.
+Agents of several hosts know each other by it (gemctl/ranks/store.py). Only the user may read it, also in a run that a
+group shares: a colleague who resumes makes an attempt with a secret of its own.
 """
 
 import contextlib

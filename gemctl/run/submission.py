@@ -20,8 +20,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from gemctl import process
 from gemctl.durable import create, make_folder, make_folders
-from gemctl.run import process
 from gemctl.run.attempt import Attempt, Base
 from gemctl.run.directory import RunDir
 from gemctl.run.files import Record, create_json, is_whole, numbered, read_json, read_whole

@@ -11,7 +11,7 @@ Time counts from the start of the process, and what passed before the ledger was
 exclusive: the seconds of a part inside another are the inner one's alone, except inside the parts of WHOLE. Until
 `first_step_done()` a wait for data is `first_batch` and every part of a step is `first_step`, so start-up keeps its own
 stages. A part costs about a microsecond. `exposed_communication` is what the dense part waits inside its own
-collectives, so its forward and backward are compute (gemctl/run/efficiency.py).
+collectives, so its forward and backward are compute (gemctl/report/efficiency.py).
 
 On a GPU the host runs ahead, so its clock says when work was launched. After start-up `take` therefore gives the
 stream's seconds: every edge of a part is an event on the stream, from one edge to the next counts as on the host, and

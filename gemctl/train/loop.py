@@ -1,6 +1,6 @@
 """The training loop of one rank: batches in, steps, evaluations, checkpoints; stops when all ranks agree to.
 
-torchrun -m gemctl.worker RUN      # runs it by hand
+torchrun -m gemctl.ranks.worker RUN      # runs it by hand
 """
 
 import time

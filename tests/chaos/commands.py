@@ -17,18 +17,19 @@ from pathlib import Path
 from typing import Any
 
 from gemctl import __main__ as program
-from gemctl.run import process
+from gemctl import process
 from gemctl.run.attempt import Attempt
 from gemctl.run.directory import RunDir
-from tests.recovery.small_run import AgentProcesses
+from tests.support.small_run import AgentProcesses
 
 MODULES = (
     "hydra", "hydra.core.global_hydra", "omegaconf", "pydantic", "pyarrow.parquet",
     "torch", "torch.utils.tensorboard", "torch.distributed.checkpoint", "torch.distributed.fsdp",
     "torch.distributed.launcher.api", "torchrec", "torchrec.distributed",
-    "gemctl.agent", "gemctl.worker", "gemctl.checkpoint.diff", "gemctl.commands.train", "gemctl.commands.resume",
+    "gemctl.ranks.agent", "gemctl.ranks.worker", "gemctl.checkpoint.diff",
+    "gemctl.commands.train", "gemctl.commands.resume",
     "gemctl.commands.stop", "gemctl.config.compose", "gemctl.plan.build", "gemctl.recover.supervisor",
-    "gemctl.render.progress", "gemctl.render.show", "gemctl.launchers.local", "gemctl.data.synthetic",
+    "gemctl.launch.progress", "gemctl.render.show", "gemctl.launchers.local", "gemctl.data.synthetic",
     "torchx.runner", "torchx.schedulers.local_scheduler",
 )  # fmt: skip
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
@@ -64,7 +65,7 @@ def _agent(run: RunDir, attempt: Attempt, ready: int) -> int:
     _own_session()
     os.write(ready, b".")
     os.close(ready)
-    agent: Any = sys.modules["gemctl.agent"]
+    agent: Any = sys.modules["gemctl.ranks.agent"]
     return int(agent.main([str(run.path), "--attempt", str(attempt.number), "--node", "0"]))
 
 

@@ -65,7 +65,7 @@ def _patch(module: str, name: str, value: Any) -> None:
 
 def _spoil_load() -> None:
     """What is loaded is not quite what was saved."""
-    load = importlib.import_module("gemctl.worker").load
+    load = importlib.import_module("gemctl.ranks.worker").load
 
     def nearly(folder: Path, state: dict[str, Any], *rest: Any) -> Any:
         manifest = load(folder, state, *rest)
@@ -73,11 +73,11 @@ def _spoil_load() -> None:
         state[key].to_local().mul_(1 + 1e-6)
         return manifest
 
-    _patch("gemctl.worker", "load", nearly)
+    _patch("gemctl.ranks.worker", "load", nearly)
 
 
 def _keep_orphans() -> None:
-    _patch("gemctl.run.process", "die_with_parent", lambda parent: None)
+    _patch("gemctl.process", "die_with_parent", lambda parent: None)
     _patch("tests.chaos.processes", "ORPHAN_SECONDS", 1.0)
 
 
@@ -90,11 +90,11 @@ def _pass_over() -> None:
     def older(run: Any) -> Any:
         return Choice(sorted((one for one in checkpoints(run) if one.flaw is None), key=lambda one: one.step)[0])
 
-    _patch("gemctl.run.preflight", "newest_verified", older)
+    _patch("gemctl.launch.preflight", "newest_verified", older)
 
 
 def _from_zero() -> None:
-    _patch("gemctl.run.preflight", "newest_verified", lambda run: Choice())
+    _patch("gemctl.launch.preflight", "newest_verified", lambda run: Choice())
     _patch("gemctl.recover.supervisor", "newest_verified", lambda *_: Choice())
 
 
@@ -106,7 +106,7 @@ def _fail() -> None:
     def preflight(*_: Any) -> None:
         raise ValueError("planted")
 
-    _patch("gemctl.run.preflight", "preflight", preflight)
+    _patch("gemctl.launch.preflight", "preflight", preflight)
 
 
 def replay(root: Path) -> dict[str, list[str]]:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gemctl.run import process
+from gemctl import process
 from tests.chaos import commands
 from tests.chaos.layouts import LAYOUTS, STEPS, prepare
 from tests.chaos.scenario import KINDS, draw

@@ -9,7 +9,7 @@ import pytest
 from tests.chaos import proofs, suite
 from tests.chaos.layouts import STEPS
 from tests.chaos.scenario import KINDS, draw
-from tests.world import run_world
+from tests.support.world import run_world
 
 SEEDS = range(40)
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from gemctl.commands.supervise import supervise
 from gemctl.errors import InputError
+from gemctl.launch.supervise import supervise
 from gemctl.run.attempt import claim
 from gemctl.run.directory import RunDir
 from gemctl.run.submission import submit

@@ -23,11 +23,11 @@ from gemctl.kernels import dispatch
 from gemctl.mesh.topology import resolve
 from gemctl.parallel.assemble import assemble
 from gemctl.parallel.tables import local_slices
+from gemctl.ranks.worker import init_world
 from gemctl.specs import feature_spec
 from gemctl.train.ledger import Ledger
 from gemctl.train.optim import DenseOptimizer
 from gemctl.train.step import Flags, Stepper
-from gemctl.worker import init_world
 
 STEPS, ROWS = 10, 1024
 TOLERANCE = 1e-4

@@ -10,7 +10,7 @@ from torch import Tensor
 from gemctl.kernels.triton_launch import FAR
 from gemctl.kernels.visibility import visible
 from tests.kernels import cases, interpreted
-from tests.world import run_world
+from tests.support.world import run_world
 
 HEIGHT, BLOCK = 128, 64
 MULTIPROCESSORS, HEADS = 132, 4

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.kernels import interpreted
-from tests.world import run_world
+from tests.support.world import run_world
 
 
 def test_each_op() -> None:

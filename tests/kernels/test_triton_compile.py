@@ -16,7 +16,7 @@ import torch
 from gemctl import env
 from gemctl.kernels.gdpa.activation import Activation
 from tests.kernels import cases
-from tests.world import run_world
+from tests.support.world import run_world
 
 SHARED_MEMORY = 227 << 10  # bytes a block may have on sm_90
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32

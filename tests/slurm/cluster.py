@@ -25,7 +25,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from gemctl.run import process
+from gemctl import process
 from tests.slurm import settings
 from tests.slurm.settings import NODES
 

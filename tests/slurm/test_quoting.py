@@ -87,7 +87,7 @@ def test_no_macro_is_found_in_a_path(text: str) -> None:
     (role,) = request(Path("/r") / text, 1, compose(None, []).launcher).roles
     command = step(role, SlurmConfig())[-1].split("; exec ", 1)[1]
     words = shlex.split(command)
-    assert words[words.index("gemctl.agent") + 1] == str(Path("/r") / text)
+    assert words[words.index("gemctl.ranks.agent") + 1] == str(Path("/r") / text)
 
 
 @pytest.mark.parametrize("text", ODD)

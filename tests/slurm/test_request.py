@@ -100,8 +100,8 @@ STEP = [
     "--nodelist=n1,n2,n4", "--cpus-per-task=48", "--cpu-bind=cores", "--mem-bind=local",
     "--container-image=/images/gemctl.sqsh", "--container-mounts=/scratch:/scratch,/data:/data:ro",
     "--container-workdir=/scratch", "bash", "-c",
-    'export GEMCTL_TOPOLOGY_ADDRESS="${SLURM_TOPOLOGY_ADDR:-}"; exec PYTHON -P -m gemctl.agent /scratch/runs/gem/7 '
-    '--attempt 5 --node "$SLURM_PROCID"',
+    'export GEMCTL_TOPOLOGY_ADDRESS="${SLURM_TOPOLOGY_ADDR:-}"; exec PYTHON -P -m gemctl.ranks.agent '
+    '/scratch/runs/gem/7 --attempt 5 --node "$SLURM_PROCID"',
 ]  # fmt: skip
 
 
