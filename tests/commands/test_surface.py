@@ -36,7 +36,7 @@ LISTENS = {
 
 OBJECTS = {
     ("gemctl/cli.py", "import_module"): "gemctl's own commands, by the names in COMMANDS",
-    ("gemctl/launch/submit.py", "import_module"): "gemctl's own launchers, by the names in LAUNCHERS",
+    ("launchers/api.py", "import_module"): "gemctl's own launchers, by the names in LAUNCHERS",
     ("gemctl/render/show.py", "import_module"): "gemctl's own renderers, by the names in a table",
     ("gemctl/bench/kernels.py", "import_module"): "gemctl's own peers, by the names in a table",
     ("gemctl/ranks/agent.py", "import_module"): "the names in PRELOAD",

@@ -73,7 +73,7 @@ def _connect() -> Any:
     global _server, _pipe  # noqa: PLW0603
     if _server is None:
         ours, theirs = socket.socketpair()
-        root = str(Path(__file__).resolve().parent.parent)
+        root = str(Path(__file__).resolve().parents[2])
         _server = subprocess.Popen(
             process.python("-m", "tests.support.world", str(theirs.fileno())),
             pass_fds=[theirs.fileno()],
