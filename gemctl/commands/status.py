@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> "RunStatus":
 def _budgets(run: "RunDir") -> "list[Budget]":
     """What the newest submission's attempts have spent."""
     from gemctl.config.compose import from_yaml
-    from gemctl.recover.budgets import MEANING, History
+    from gemctl.recover.decide import MEANING, History
     from gemctl.report.status import Budget
     from gemctl.run.files import read_log, read_text
     from gemctl.run.submission import newest

@@ -22,7 +22,8 @@ def supervise(run: "RunDir", submission: "Submission", last: "Attempt | None") -
     from gemctl.config.compose import from_yaml
     from gemctl.launch.progress import Progress
     from gemctl.launchers.api import launcher_of
-    from gemctl.recover.supervisor import Prepared, Requeue, run_attempts
+    from gemctl.recover.context import Prepared
+    from gemctl.recover.supervisor import Requeue, run_attempts
     from gemctl.run.files import read_text
     from gemctl.run.inputs import texts
     from gemctl.run.manifest import number_after

@@ -1,24 +1,24 @@
-"""What signals ask of a supervisor: to stop and say so, to stop because the time is up, or to end everything at once.
+"""Signals that stop a run: save and exit, save because the time limit is near, or kill everything at once.
 
-with Asked() as asked: …
-asked.reason, asked.at_once
+with StopSignals() as signals: …
+signals.reason, signals.at_once
 """
 
 import signal
 from types import FrameType, TracebackType
 from typing import Any
 
-TIME_LIMIT = signal.SIGUSR1  # what a batch script asks its scheduler for, some time before the limit
+TIME_LIMIT = signal.SIGUSR1  # a batch script asks its scheduler to send it some time before the limit
 ENDS = (signal.SIGINT, signal.SIGTERM)
 HANGUP = signal.SIGHUP  # the terminal was closed
 
 
-class Asked:
-    """Within it, SIGINT, SIGTERM and SIGUSR1 are requests. `reason`: the signal that stops the run, None without one.
+class StopSignals:
+    """Inside the block, SIGINT, SIGTERM and SIGUSR1 are requests. `reason`: the signal that stops the run, or None.
     SIGHUP counts as SIGTERM, unless it is ignored, as under nohup.
 
-    A Ctrl-C after SIGINT or SIGTERM means `at_once`. SIGTERM again does not: schedulers send it as often as they like,
-    and SIGKILL when they mean that.
+    A Ctrl-C after SIGINT or SIGTERM sets `at_once`. A second SIGTERM does not: schedulers send it repeatedly, and
+    SIGKILL when they mean it.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class Asked:
         self.at_once = False
         self._before: dict[signal.Signals, Any] = {}
 
-    def __enter__(self) -> "Asked":
+    def __enter__(self) -> "StopSignals":
         self._before = {number: signal.signal(number, self._take) for number in (*ENDS, TIME_LIMIT)}
         if signal.getsignal(HANGUP) != signal.SIG_IGN:
             self._before[HANGUP] = signal.signal(HANGUP, self._take)

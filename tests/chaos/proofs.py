@@ -95,7 +95,7 @@ def _pass_over() -> None:
 
 def _from_zero() -> None:
     _patch("gemctl.launch.preflight", "newest_verified", lambda run: Choice())
-    _patch("gemctl.recover.supervisor", "newest_verified", lambda *_: Choice())
+    _patch("gemctl.recover.start", "newest_verified", lambda *_: Choice())
 
 
 def _impatient() -> None:

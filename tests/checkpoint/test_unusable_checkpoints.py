@@ -18,7 +18,8 @@ from gemctl.checkpoint.retention import prune, remove_half_written, surely_dead
 from gemctl.cli import main
 from gemctl.config.schema import RecoverConfig
 from gemctl.errors import InputError
-from gemctl.recover.supervisor import Prepared, run_attempts
+from gemctl.recover.context import Prepared
+from gemctl.recover.supervisor import run_attempts
 from gemctl.report.status import status
 from gemctl.run import manifest
 from gemctl.run.attempt import Attempt, Base, claim

@@ -107,7 +107,8 @@ def train(root: str, arguments: list[str]) -> tuple[list[list[str]], list[float]
     """
     from gemctl.config.compose import compose, to_yaml
     from gemctl.plan.build import build, to_json
-    from gemctl.recover.supervisor import Prepared, run_attempts
+    from gemctl.recover.context import Prepared
+    from gemctl.recover.supervisor import run_attempts
     from gemctl.specs import feature_spec
 
     importlib.import_module("gemctl.ranks.worker")  # once, for all hosts

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gemctl.config.schema import BudgetsConfig
-from gemctl.recover.budgets import History
+from gemctl.recover.decide import History
 from gemctl.run.files import read_log
 from tests.support.small_run import STEPS, Case, Ended, only_run, supervise_all
 from tests.support.world import run_world

@@ -7,9 +7,9 @@ import pytest
 
 from gemctl import process
 from gemctl.config.schema import BudgetsConfig, RecoverConfig
-from gemctl.recover.records import Records
-from gemctl.recover.signals import Asked
-from gemctl.recover.supervisor import Prepared, _Supervisor
+from gemctl.recover.context import Context, Prepared
+from gemctl.recover.signals import StopSignals
+from gemctl.recover.watch import Watch
 from gemctl.run import requests
 from gemctl.run.attempt import claim
 from gemctl.run.directory import RunDir
@@ -149,7 +149,7 @@ def test_time_limit_saves_and_asks_for_another_job_within_its_budget(ends: dict[
 )
 def test_what_several_signals_ask_for(sent: list[str], reason: str, at_once: bool) -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with Asked() as asked:
+    with StopSignals() as asked:
         for name in sent:
             signal.raise_signal(signal.Signals[name])
     assert asked.reason is not None
@@ -161,7 +161,7 @@ def test_hangup_that_is_ignored_asks_for_nothing() -> None:
     """As under nohup."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with Asked() as asked:
+        with StopSignals() as asked:
             signal.raise_signal(signal.SIGHUP)
         assert asked.reason is None
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
@@ -193,13 +193,14 @@ def test_start_up_has_a_limit_of_its_own(tmp_path: Path) -> None:
     run = RunDir.create(str(tmp_path), "small", ["test"])
     attempt = claim(run.path, 1, nodes=1, ranks_per_node=1, heartbeat=0.1)
     recover, case = RecoverConfig(watchdog=0.1), Case("")
-    supervisor = _Supervisor(run, Prepared("", "", 1, 1), recover, ForkedAgents(run, case), Disturbing(case, run))
-    records = Records(attempt)
+    agents, follower = ForkedAgents(run, case), Disturbing(case, run)
+    watch = Watch(Context(run, Prepared("", "", 1, 1), recover, agents, follower, StopSignals()), attempt)
+    records = watch.records
     records.created -= 1
     records.agents[0].sign -= 1
-    assert supervisor._hang(attempt, records) is None
+    assert watch.hung() is None
     records.created -= 60
-    end = supervisor._hang(attempt, records)
+    end = watch.hung()
     assert end is not None
     assert end.cause is not None
     assert end.cause.text() == "not all ranks were started within 60 s"

@@ -21,7 +21,8 @@ from gemctl.data.synthetic import ensure
 from gemctl.errors import GemctlError
 from gemctl.parallel.assemble import ShardedModel
 from gemctl.plan.build import to_json
-from gemctl.recover.supervisor import Prepared, run_attempts
+from gemctl.recover.context import Prepared
+from gemctl.recover.supervisor import run_attempts
 from gemctl.run.directory import RunDir
 from gemctl.run.requests import file, pending
 from gemctl.train.loop import Trainer

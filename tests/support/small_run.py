@@ -28,10 +28,12 @@ import gemctl.run.attempt
 from gemctl import env, process
 from gemctl.config.schema import BudgetsConfig, RecoverConfig
 from gemctl.errors import GemctlError, InputError
+from gemctl.launchers.api import Agents
 from gemctl.mesh.topology import Topology
 from gemctl.ranks.agent import Agent
+from gemctl.recover.context import Prepared
 from gemctl.recover.records import Records
-from gemctl.recover.supervisor import Agents, Prepared, run_attempts
+from gemctl.recover.supervisor import run_attempts
 from gemctl.run import requests
 from gemctl.run.attempt import Attempt
 from gemctl.run.directory import RunDir
