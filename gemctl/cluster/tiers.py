@@ -1,6 +1,6 @@
 """Tiers of the network: a fast domain (an NVLink host or rack; one machine), a zone, and the links between zones.
 
-gemctl plan experiment=main        # the tier of every axis
+gemctl plan experiment=synthetic        # the tier of every axis
 """
 
 from enum import StrEnum

@@ -1,6 +1,6 @@
 """Names of the mesh's axes, and of the group families that they make.
 
-gemctl plan experiment=main        # draws the groups of every axis, host by host
+gemctl plan experiment=synthetic        # draws the groups of every axis, host by host
 """
 
 from enum import StrEnum

@@ -3,7 +3,7 @@
 Pure NumPy, no processes. The innermost (last) axis of a grid has neighbouring ranks, so it lies in the fastest tier:
 `ep` inside `dp_shard` inside `dp_replicate`; `mp_shard` inside `mp_replicate`.
 
-    gemctl plan experiment=main        # draws the groups of every axis, host by host
+    gemctl plan experiment=synthetic        # draws the groups of every axis, host by host
 """
 
 import re

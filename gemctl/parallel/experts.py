@@ -4,7 +4,7 @@ Tokens are not routed: activations are gathered over `ep`, local experts compute
 reduce-scatter sums the parts and gives every rank its own rows back. Backward is the mirror image: gradients of the
 outputs are gathered, gradients of the inputs reduce-scattered.
 
-    gemctl train experiment=main topology.ep=2
+    gemctl train topology=fsdp 'model.layers=[{interaction: {kind: wukong_experts, experts: 4}}]' topology.ep=2
 
 An expert module holds stacked parameters `[E, …]` and an attribute `exchange` (`gemctl.model.experts.Exchange`). Here
 dim 0 is cut over `ep` and the rest is sharded by FSDP2 over dp_replicate × expert_shard, so a parameter is a DTensor

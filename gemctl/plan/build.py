@@ -1,6 +1,6 @@
 """The plan: mesh, table shards, every byte and every collective of a configuration. No torch, no process, no GPU.
 
-    gemctl plan experiment=main
+    gemctl plan experiment=synthetic
 
 A plan holds rules and rank classes, so its JSON is small at any world size, and its hash depends on the
 configuration, the feature spec and the data's footers alone; only `fit` looks at a machine.

@@ -1,6 +1,6 @@
 """Rank classes: ranks whose every object has the same bytes. A plan holds classes, never one entry a rank.
 
-gemctl plan experiment=main        # one column a class
+gemctl plan experiment=synthetic        # one column a class
 """
 
 from dataclasses import dataclass

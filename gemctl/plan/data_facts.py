@@ -3,7 +3,7 @@
 Read from the Parquet footers (no row is read). Where the data is not there yet, histories count as full and a multi-
 valued feature as one id: the plan then says that it assumed so.
 
-    gemctl plan experiment=main        # shows the mean lengths and where they come from
+    gemctl plan experiment=synthetic        # shows the mean lengths and where they come from
 """
 
 from dataclasses import dataclass, replace

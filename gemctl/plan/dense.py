@@ -5,7 +5,7 @@ is not. A block of at least `UNIT_PARAMETERS` is gathered and freed alone; the r
 gathered from forward to the end of backward. Experts are stacked along dim 0, which `ep` cuts first: a rank then sees
 experts/ep of them, sharded over dp_shard/ep ranks, and each module of experts is a unit.
 
-    gemctl plan experiment=main        # "dense weights", "gradients", "AdamW state", "unsharded peak"
+    gemctl plan experiment=synthetic        # "dense weights", "gradients", "AdamW state", "unsharded peak"
 """
 
 import math

@@ -1,6 +1,6 @@
 """The modules of experts of a model: their names and the tokens that `ep` moves for them.
 
-gemctl plan model=gem_nano experiment=main topology.ep=2        # "expert inputs", "expert outputs"
+gemctl plan experiment=gem_xl        # "gathered expert inputs"
 """
 
 from dataclasses import dataclass

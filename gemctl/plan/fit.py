@@ -1,6 +1,6 @@
 """Whether a plan fits the cluster's memory; where it does not, what is largest and the nearest change that would fit.
 
-gemctl plan experiment=main cluster.memory_gb=1        # exit 3
+gemctl plan experiment=synthetic cluster.memory_gb=1        # exit 3
 """
 
 import dataclasses

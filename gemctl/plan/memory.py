@@ -4,7 +4,7 @@ Sharded objects are exact (a test compares them with FSDP2's and TorchRec's stor
 reserve are estimates from the data's mean lengths. An object's bytes vary along one axis at most, and are kept run by
 run along it, so a plan for 16,384 ranks stays small.
 
-    gemctl plan experiment=main
+    gemctl plan experiment=synthetic
 """
 
 from collections.abc import Iterator, Mapping

@@ -9,7 +9,7 @@ Tables of the last two kinds go, largest first, to the host or rank with the few
 on every machine. A row lies whole on one rank in all three, as row-wise AdaGrad keeps one number a row: other kinds
 would change the result with the layout (the schema of `topology.tables` says how).
 
-    gemctl plan experiment=main topology.tables.users=table_wise
+    gemctl plan experiment=synthetic topology.tables.user=table_wise
 """
 
 import heapq

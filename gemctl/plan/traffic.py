@@ -3,7 +3,7 @@
 Ring counts: an all-gather or reduce-scatter over n ranks sends n−1 shards, an all-reduce twice that; an all-to-all
 sends (n−1)/n of its rows. Axes of degree 1 send nothing and are left out. A test counts the calls of a real step.
 
-    gemctl plan experiment=main
+    gemctl plan experiment=synthetic
 """
 
 from dataclasses import dataclass
