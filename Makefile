@@ -87,8 +87,9 @@ lock: $(VENV)/.installed-test
 	$(UV) pyproject.toml $(RESOLVE_cuda) -c $(LOCKS)/build.txt -o $(LOCKS)/cuda.txt
 	$(UV) pyproject.toml --all-extras $(RESOLVE_cuda) -c $(LOCKS)/cuda.txt -o $(LOCKS)/cuda-test.txt
 
-docs: $(VENV)/.installed
+docs: $(VENV)/.installed-test
 	$(BIN)/python -m gemctl.reference > docs/reference.md
+	$(BIN)/python -m gemctl.architecture
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
