@@ -5,8 +5,23 @@ exception is a defect of gemctl and keeps its traceback.
 """
 
 import errno
+import os
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}  # a disk, a quota or `ulimit -f` takes no more
+# What the system may refuse for reasons outside gemctl, if it names the file.
+REFUSED = {
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EIO,
+    errno.EISDIR,
+    errno.ENOTDIR,
+    errno.ELOOP,
+    errno.ESTALE,
+    errno.ENAMETOOLONG,
+    errno.EMFILE,
+    errno.ENFILE,
+}
 TERMINATED = 143  # exit code of what SIGTERM has ended, as a shell counts
 
 
@@ -58,3 +73,10 @@ class Interrupted(GemctlError):
     def __init__(self, message: str, exit_code: int = 130) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+def os_problem(error: OSError) -> str | None:
+    """Which file the system refused to read or write, and why; None for an error that is gemctl's own fault."""
+    if error.errno not in FULL and not (error.errno in REFUSED and error.filename):
+        return None
+    return f"{error.filename or 'a file'}: {os.strerror(error.errno or 0)}"

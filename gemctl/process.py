@@ -1,17 +1,13 @@
 """Processes that end together: a child dies with its parent, and a process is known to be gone, not just a zombie."""
 
 import ctypes
-import functools
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
-from gemctl import env
-
-WORDLESS = "it ended without a word"  # of a process that has not said why
+UNREPORTED = "it exited without reporting a cause"
 PR_SET_PDEATHSIG = 1
 FORK_SAFE = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 """Environment of a process that imports torch and forks: torchrec asks for GPUs as it is imported, which would open
@@ -24,24 +20,6 @@ def python(*arguments: str) -> list[str]:
     -P keeps the current folder off the module path: a `random.py` there would be imported in place of Python's own.
     """
     return [sys.executable, "-P", *arguments]
-
-
-def run_module(module: str, *arguments: str, capture: bool = False) -> subprocess.CompletedProcess[str]:
-    """Runs `python -m module` in a process that lives no longer than this one, and waits for its end.
-
-    It has a session of its own, so a Ctrl-C reaches this process alone, which ends it on the way out.
-    """
-    env.keep_compiled_code_private()
-    return subprocess.run(
-        python("-m", module, *arguments),
-        env=os.environ | FORK_SAFE,
-        capture_output=capture,
-        encoding="utf-8",
-        errors="replace",
-        check=False,
-        start_new_session=True,
-        preexec_fn=functools.partial(die_with_parent, os.getpid()),
-    )
 
 
 def die_with_parent(parent: int) -> None:
@@ -87,6 +65,11 @@ def how_ended(pid: int) -> str | None:
         return None
     if code is None:
         return None
+    return describe_exit(code)
+
+
+def describe_exit(code: int) -> str:
+    """An exit code, or −signal, in words."""
     return f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
 
 

@@ -3,7 +3,6 @@
 python -m gemctl.reference > docs/reference.md
 """
 
-import importlib.util
 import json
 import sys
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from gemctl.cli import COMMANDS, parser_of, usage
 from gemctl.config.groups import BUILT_IN, Groups
 from gemctl.config.keys import GROUPS, find, tree
 from gemctl.config.resuming import RULES
@@ -108,14 +108,11 @@ def _exit_codes() -> str:
 
 
 def _commands() -> Iterator[str]:
-    from gemctl.cli import COMMANDS, parser_of, usage
-
     yield f"## Commands\n\n```text\n{usage()}\n```"
     for name in COMMANDS:
-        if importlib.util.find_spec(f"gemctl.commands.{name}") is not None:
-            parser = parser_of(name)
-            for leaf in dict.fromkeys([parser, *parser.leaves()]):
-                yield f"### `{leaf.prog}`\n\n```text\n{leaf.format_help().rstrip()}\n```"
+        parser = parser_of(name)
+        for leaf in dict.fromkeys([parser, *parser.leaves()]):
+            yield f"### `{leaf.prog}`\n\n```text\n{leaf.format_help().rstrip()}\n```"
 
 
 def _groups() -> str:

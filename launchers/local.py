@@ -2,8 +2,8 @@
 
     gemctl train launcher.ranks_per_node=4 …
 
-TorchX starts the agent in a session of its own, so a Ctrl-C in the terminal does not reach it or the ranks: what it
-means is the supervisor's to decide.
+TorchX starts the agent in a session of its own, so Ctrl-C in the terminal does not reach it or the ranks: only the
+supervisor handles it.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from gemctl import process
 from gemctl.cluster.host import find_gpus
 from gemctl.config.schema import Config, LauncherConfig
 from gemctl.errors import InputError
-from gemctl.launchers.request import request, to_json
+from gemctl.launchers.api import RequeueReason, request, to_json
 from gemctl.run.attempt import Attempt
 from gemctl.run.directory import RunDir
 from gemctl.run.files import create_json, read_log
@@ -30,18 +30,18 @@ from gemctl.run.submission import Job, Submission
 if TYPE_CHECKING:
     from torchx.specs import AppDef
 
-IN_PROCESS = True  # a run in the foreground has its supervisor in the command's own process
+IN_PROCESS = True
 SESSION = "gemctl"
 SCHEDULER = "local_cwd"
 KILL_SECONDS = 3.0
 
 
 def check(config: Config) -> None:
-    """InputError for what cannot be launched on one machine."""
+    """InputError for more than one node."""
     launcher = config.launcher
     if launcher.nodes != 1:
         raise InputError(
-            f"launcher.nodes={launcher.nodes}: launcher.kind=local starts ranks on this machine alone; "
+            f"launcher.nodes={launcher.nodes}: launcher.kind=local starts ranks on this machine only; "
             f"set launcher.nodes=1 and launcher.ranks_per_node={launcher.nodes * launcher.ranks_per_node}"
         )
 
@@ -57,7 +57,7 @@ def check_here(config: Config) -> None:
         )
 
 
-def form(app: "AppDef", config: Config, submission: Path) -> None:
+def script(app: "AppDef", config: Config, submission: Path) -> None:
     """None: there is no scheduler."""
 
 
@@ -90,15 +90,15 @@ def _job(submitted: dict[str, Any] | None) -> Job | None:
 
 
 def cancel(submission: Submission) -> None:
-    """Nothing: a process does not wait in a queue."""
+    """Does nothing: a process does not wait in a queue."""
 
 
-def bring_back(config: Config, why: str) -> bool:
-    """False: nobody would."""
+def requeue(config: Config, reason: RequeueReason) -> bool:
+    """False: there is no queue."""
     return False
 
 
-def takes_over(submission: Submission) -> bool:
+def replaces_supervisor(submission: Submission) -> bool:
     """False: only a user starts a supervisor again."""
     return False
 
@@ -108,7 +108,7 @@ def agents(run: RunDir, config: Config) -> "LocalAgents":
 
 
 class LocalAgents:
-    """The agent that serves a run's attempts on this machine; `start` before anything else."""
+    """The agent that serves a run's attempts on this machine."""
 
     def __init__(self, run: RunDir, launcher: LauncherConfig) -> None:
         from torchx.runner import Runner
@@ -116,7 +116,7 @@ class LocalAgents:
 
         class Image(CWDImageProvider):
             def get_cwd(self, image: str) -> None:
-                """Without this TorchX puts the current folder in front of the agent's PATH."""
+                """Keeps TorchX from putting the current folder first in the agent's PATH."""
 
         self._run, self._launcher = run, launcher
         make = functools.partial(create_scheduler, image_provider_class=Image)
@@ -125,54 +125,49 @@ class LocalAgents:
         self._first: Attempt | None = None
 
     def start(self, attempt: Attempt) -> None:
-        """Starts an agent that begins with `attempt`; it imports, then waits for the attempt's request.json."""
         app = request(self._run.path, attempt.number, self._launcher)
         with _handlers_kept():
             info = self._runner.dryrun(app, SCHEDULER, {"log_dir": str(attempt.logs / "torchx")})
         self._handle, self._first = self._runner.schedule(info), attempt
 
     def submit(self, attempt: Attempt) -> None:
-        """Tells the agent that all files of `attempt` are there."""
         create_json(attempt.request, to_json(request(self._run.path, attempt.number, self._launcher)))
 
     def ended(self) -> dict[int, str]:
-        """How the agent's process ended, as far as that is known; empty while it runs."""
-        how = next(filter(None, map(process.how_ended, self._pids("agent"))), None)  # TorchX does not tell signals
-        if how is None and self._runs():
+        how = next(filter(None, map(process.how_ended, self._pids("agent"))), None)  # TorchX does not report signals
+        if how is None and self._is_running():
             return {}
-        self._keep_first_words()
-        return {0: how or process.WORDLESS}
+        self._keep_early_output()
+        return {0: how or process.UNREPORTED}
 
-    def _keep_first_words(self) -> None:
-        """What the agent wrote before it had a log of its own, as one that cannot import what it needs, becomes that
-        log."""
+    def _keep_early_output(self) -> None:
+        """Makes what the agent wrote before it opened its own log, such as an ImportError, that log."""
         if self._first is None or (log := self._first.agent_output(0)).exists():
             return
         with contextlib.suppress(OSError):
             log.write_bytes(b"".join(file.read_bytes() for file in self._first.logs.glob("torchx/**/stderr.log")))
 
-    def _runs(self) -> bool:
+    def _is_running(self) -> bool:
         try:
             status = self._runner.status(self._handle)
-        except OSError:  # TorchX writes a file for an app that has ended, and the disk may be full
+        except OSError:  # TorchX writes a file when an app has ended, and the disk may be full
             return False
         return status is not None and not status.is_terminal()
 
     def kill(self) -> list[int]:
-        """Kills the agent and its ranks and waits for their ends; returns the processes that are still there."""
         if self._first is None:
             return []
         agents, ranks = self._pids("agent"), self._pids("rank")
         for pid in filter(process.running, agents):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
-        with contextlib.suppress(OSError):  # as in `_runs`
-            self._runner.cancel(self._handle)  # one that has not yet said its number dies of TorchX's SIGTERM
+        with contextlib.suppress(OSError):  # as in `_is_running`
+            self._runner.cancel(self._handle)  # TorchX's SIGTERM ends an agent that has not recorded its pid yet
         self._first = None
         return process.wait_until_gone([*agents, *ranks], KILL_SECONDS)
 
     def _pids(self, event: Literal["agent", "rank"]) -> set[int]:
-        """What the agent has said of its own process and its ranks' since it was started."""
+        """The processes that the agent has recorded since it was started: its own, or its ranks'."""
         first = self._first.number if self._first is not None else math.inf
         served = [attempt for attempt in self._run.attempts() if attempt.number >= first]
         return {line["pid"] for attempt in served for line in read_log(attempt.agent_log(0)) if line["event"] == event}
@@ -180,7 +175,7 @@ class LocalAgents:
 
 @contextlib.contextmanager
 def _handlers_kept() -> Iterator[None]:
-    """TorchX's local scheduler takes SIGTERM and SIGINT when it is made; this holds them off and gives them back."""
+    """TorchX's local scheduler installs handlers of SIGTERM and SIGINT when it is created; this restores ours."""
     kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     held = signal.pthread_sigmask(signal.SIG_BLOCK, kept)
     try:

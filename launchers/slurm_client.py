@@ -1,4 +1,4 @@
-"""Calls of SLURM's client programs, each with a time-out: where no controller answers, they would wait for minutes.
+"""Calls of SLURM's client programs, each with a time-out: without a controller to answer, they would wait for minutes.
 
 states(["1234"])        # [Job("1234", "waiting", "SLURM job 1234: PENDING: Priority")]
 """
@@ -24,11 +24,11 @@ UNKNOWN_ID, FORGOTTEN = "Invalid job id", "SLURM has forgotten it"
 
 
 class SlurmError(GemctlError):
-    """SLURM refused a call or did not answer; the message says which, and its words."""
+    """SLURM refused a call or did not answer; the message says which call and quotes SLURM."""
 
 
 def call(*command: str, seconds: float = SECONDS) -> str:
-    """What the program wrote. SlurmError where it is missing, fails or takes too long."""
+    """The program's output. SlurmError if it is missing, fails or takes too long."""
     name = command[0]
     try:
         done = subprocess.run(
@@ -36,9 +36,9 @@ def call(*command: str, seconds: float = SECONDS) -> str:
             encoding="utf-8", errors="replace", timeout=seconds, check=False,
         )  # fmt: skip
     except FileNotFoundError:
-        raise SlurmError(f"{name} is not there: this machine has no SLURM client on its PATH") from None
+        raise SlurmError(f"{name}: not found: this machine has no SLURM client on its PATH") from None
     except subprocess.TimeoutExpired:
-        raise SlurmError(f"SLURM does not answer: {name} was ended after {seconds:.0f} s") from None
+        raise SlurmError(f"SLURM does not answer: {name} timed out after {seconds:.0f} s") from None
     if done.returncode != 0:
         said = (line.removeprefix(f"{name}: ").removeprefix("error: ") for line in _lines(done.stderr or done.stdout))
         raise SlurmError(f"{name}: {'; '.join(said) or f'exit code {done.returncode}'}")
@@ -46,7 +46,7 @@ def call(*command: str, seconds: float = SECONDS) -> str:
 
 
 def start_step(command: Sequence[str], output: IO[bytes]) -> "subprocess.Popen[bytes]":
-    """Starts srun in a session of its own. SlurmError where it cannot be."""
+    """Starts srun in a session of its own. SlurmError if it cannot be started."""
     try:
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
@@ -60,12 +60,12 @@ def _lines(text: str) -> list[str]:
 
 
 def submit(script: str) -> str:
-    """Submits a batch script; returns the number of its job."""
+    """Submits a batch script; returns the id of its job."""
     return call("sbatch", "--parsable", script, seconds=2 * SECONDS).split(";")[0]
 
 
 def states(jobs: Sequence[str]) -> list[Job]:
-    """Where each job is, as far as SLURM says, by one call."""
+    """The state of each job, by one call."""
     if not jobs:
         return []
     try:
@@ -89,12 +89,12 @@ def _job(job: str, word: str, reason: str) -> Job:
 
 
 def kind(word: str) -> JobState:
-    """What SLURM's word for a job's state means."""
+    """The state that SLURM's word for it means."""
     return "waiting" if word in WAITING else "running" if word in RUNNING else "ended"
 
 
 def word(job: str) -> str | None:
-    """SLURM's word for a job's state, from its records of ended jobs too; None if it does not know the job."""
+    """SLURM's word for a job's state, from its accounting records too; None if it does not know the job."""
     try:
         return call("squeue", "--noheader", f"--jobs={job}", "--states=all", "--format=%T").split()[0]
     except (SlurmError, IndexError):
@@ -106,18 +106,18 @@ def word(job: str) -> str | None:
 
 
 def own_jobs() -> dict[str, str]:
-    """The states, in SLURM's words, of all jobs of this user that it has not forgotten yet."""
+    """The states, in SLURM's words, of all jobs of this user that it still remembers."""
     lines = call("squeue", "--noheader", "--me", "--states=all", "--format=%i %T").splitlines()
     return dict(line.split() for line in lines)
 
 
 def facts(job: str) -> dict[str, str]:
-    """What SLURM says of a job that it has not forgotten yet, by its own names."""
+    """The fields of a job that SLURM still remembers, by SLURM's names."""
     return parse_facts(call("scontrol", "show", "job", job))
 
 
 def parse_facts(text: str) -> dict[str, str]:
-    """Keys and values as scontrol shows a job. Names and paths, which may hold anything, reach to their line's end."""
+    """The fields of scontrol's output for a job. Names and paths, which may hold anything, extend to the line's end."""
     found: dict[str, str] = {}
     for line in text.splitlines():
         pairs, key, value = match.groups() if (match := TEXT.match(line.strip())) else (line, "", "")
@@ -127,10 +127,10 @@ def parse_facts(text: str) -> dict[str, str]:
 
 
 def requeue(job: int, restarts: int, only_if_preempted: bool) -> bool:
-    """Has SLURM end the job that has been restarted `restarts` times, and queue it again; tries for up to a minute.
+    """Has SLURM end and requeue a job that has been restarted `restarts` times; tries for up to a minute.
 
-    False if that is not for the caller to do: the job is ending, or runs again already while this host was out of
-    reach; or, with `only_if_preempted`, SLURM has not told it to give way.
+    False if the caller must not requeue it: the job is ending, or was restarted while this host was unreachable, or,
+    with `only_if_preempted`, SLURM is not preempting it.
     """
     deadline = time.monotonic() + REQUEUE_SECONDS
     while True:
@@ -148,10 +148,10 @@ def requeue(job: int, restarts: int, only_if_preempted: bool) -> bool:
 
 
 def wait_for_verdict(hosts: list[str]) -> None:
-    """Waits until SLURM has found a silent one of `hosts` dead, for up to twice its default SlurmdTimeout.
+    """Waits until SLURM has marked a silent one of `hosts` as down, for up to twice its default SlurmdTimeout.
 
-    SLURM then queues the job again by itself, which ends this process, unless it was to go on without the node. A job
-    that is queued again before that leaves SLURM 22.05 with nodes that look idle and are given to nobody.
+    SLURM then requeues the job itself, which ends this process, unless the job runs with --no-kill. Requeueing before
+    that leaves SLURM 22.05 with nodes that look idle and are never allocated.
     """
     deadline = time.monotonic() + VERDICT_SECONDS
     while time.monotonic() < deadline and not any(" down" in state for state in dead(hosts).values()):
@@ -163,16 +163,16 @@ def cancel(job: str) -> None:
 
 
 def hostnames(nodelist: str) -> list[str]:
-    """The hosts of a list like n[1-3,7], in its order."""
+    """The hosts of a list like n[1-3,7], in order."""
     return call("scontrol", "show", "hostnames", nodelist).split()
 
 
 def dead(hosts: list[str]) -> dict[str, str]:
-    """Hosts that SLURM takes for dead, in words; none while it does not answer."""
+    """The hosts that SLURM considers dead, and why; none while it does not answer."""
     try:
         lines = call("sinfo", "--noheader", "--Node", f"--nodes={','.join(hosts)}", "--format=%N %T").splitlines()
     except SlurmError:
         return {}
     states = dict(line.split() for line in lines)
     gone = {host: state for host, state in states.items() if state.startswith(("down", "fail")) or state.endswith("*")}
-    return {host: f"SLURM has it {state}" for host, state in gone.items()}
+    return {host: f"SLURM reports it as {state}" for host, state in gone.items()}

@@ -5,8 +5,8 @@
     job = batch_job(app, slurm, output, ["gemctl", "supervise", "RUN"])
     job.script()
 
-TorchX's own form is a heterogeneous job of one component a node: SLURM ignores the topology for it, and it cannot be an
-array.
+TorchX's own SLURM scheduler submits a heterogeneous job of one component per node: SLURM ignores the network topology
+for it, and it cannot be an array.
 """
 
 import re
@@ -17,23 +17,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gemctl.config.slurm import SlurmConfig
-from gemctl.launchers.request import literal
+from gemctl.launchers.api import literal
 
 if TYPE_CHECKING:
     from torchx.specs import AppDef, Role
 
-# Where a host lies is known to SLURM on that host alone.
+# SLURM sets the topology address of a host on that host only.
 ADDRESS = 'export GEMCTL_TOPOLOGY_ADDRESS="${SLURM_TOPOLOGY_ADDR:-}"'
 HEAD = "GEMCTL_FIRST_HOST"  # variable with the name of the first node
 FIRST_HOST = f'{HEAD}=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1); export {HEAD}'
-# What TorchX's macros stand for, as the shell of a replica has it.
+# The shell variables of a replica that hold the values of TorchX's macros.
 VARIABLES = {"replica_id": "$SLURM_PROCID", "app_id": "$SLURM_JOB_ID"}
 
 
 @dataclass(frozen=True)
 class BatchJob:
-    """What sbatch gets. `options`: long names and values, None for a flag; `command`: what the script becomes, as shell
-    words that are quoted already."""
+    """What is submitted to sbatch. `options`: long names and values, None for a flag; `command`: what the script execs,
+    as shell words that are quoted already."""
 
     name: str
     options: dict[str, str | None]
@@ -45,7 +45,7 @@ class BatchJob:
     def script(self) -> str:
         """The batch script.
 
-        SIGUSR1 says that the time limit is near: until the command has a handler for it, it must not kill the script.
+        SIGUSR1 warns that the time limit is near: it must not kill the script before the command handles it.
         """
         options = {"job-name": self.name, **self.options}
         lines = [
@@ -57,7 +57,7 @@ class BatchJob:
 
 
 def batch_job(app: "AppDef", slurm: SlurmConfig, output: str, command: str, before: Sequence[str] = ()) -> BatchJob:
-    """The job for the one role of `app`. `output`: where the script's stdout and stderr go, in SLURM's own form."""
+    """The job for the one role of `app`. `output`: file for the script's stdout and stderr, in SLURM's syntax."""
     (role,) = app.roles
     return BatchJob(
         app.name, _options(role, slurm, output), environment(role, slurm), list(slurm.setup), command, list(before)
@@ -84,16 +84,16 @@ def _options(role: "Role", slurm: SlurmConfig, output: str) -> dict[str, str | N
         "exclude": ",".join(slurm.exclude) or None,
         "switches": slurm.switches,
         "segment": str(slurm.segment) if slurm.segment else None,
-        "export": ",".join(["ALL", *slurm.env_from]) if slurm.env_from else None,  # sbatch has the values
+        "export": ",".join(["ALL", *slurm.env_from]) if slurm.env_from else None,  # sbatch reads their values
     }
     flags = ["requeue" if slurm.requeue else "no-requeue"]
     flags += ["exclusive"] if slurm.exclusive else []
-    flags += ["no-kill"] if slurm.spare_nodes else []  # a lost node ends the job where none can take its place
+    flags += ["no-kill"] if slurm.spare_nodes else []  # without spares, a lost node ends the job
     return {key: value for key, value in asked.items() if value is not None} | dict.fromkeys(flags)
 
 
 def environment(role: "Role", slurm: SlurmConfig) -> dict[str, str]:
-    """The role's variables, those that name network interfaces, and the user's own, which stand over both."""
+    """The role's variables, those that name network interfaces, and the user's own, which override both."""
     named: dict[str, str] = {}
     if slurm.interface:
         named |= {"NCCL_SOCKET_IFNAME": slurm.interface, "GLOO_SOCKET_IFNAME": slurm.interface}
@@ -105,7 +105,7 @@ def environment(role: "Role", slurm: SlurmConfig) -> dict[str, str]:
 def step(role: "Role", slurm: SlurmConfig, hosts: Sequence[str] | None = None, output: str | None = None) -> list[str]:
     """The srun command that runs one replica of the role on each of `hosts` (None: on all nodes of the job).
 
-    SLURM numbers the replicas in its own order of the nodes. A step does not end because a node or a replica does.
+    SLURM numbers the replicas in its own order of the nodes. A step outlives the loss of a node or a replica.
     """
     nodes = role.num_replicas if hosts is None else len(hosts)
     options = [
@@ -136,22 +136,22 @@ def _container(slurm: SlurmConfig) -> list[str]:
 
 
 def directive(value: str) -> str:
-    """`value` as sbatch reads it in a #SBATCH line: in quotes where a blank or # would end it. A backslash escapes any
-    character but a blank, in quotes too. A line break cannot be written."""
+    """`value` for a #SBATCH line: in quotes where a blank or # would end it. A backslash escapes any character but a
+    blank, in quotes too. A line break cannot be expressed."""
     if not re.search(r"[\s\"'\\#]", value):
         return value
     return '"' + re.sub(r'(["\\])', r"\\\1", value) + '"'
 
 
 def file_name(path: Path) -> str:
-    """`path` as SLURM takes it for an output file: with a backslash in it, % means nothing, and the backslashes are
-    doubled; without one, % begins a placeholder and %% is a %."""
+    """`path` as an output file's name in SLURM's syntax: if it has a backslash, % is literal and backslashes are
+    doubled; otherwise % begins a placeholder and %% is a literal %."""
     text = str(path)
     return text.replace("\\", "\\\\") if "\\" in text else text.replace("%", "%%")
 
 
 def shell_word(text: str) -> str:
-    """`text` as one word for a shell, with TorchX's macros as the variables that SLURM sets for each replica."""
+    """`text` as one shell word, with TorchX's macros replaced by the variables that SLURM sets for each replica."""
     from torchx.specs import macros
 
     marks = {name: f"\0{name}\0" for name in VARIABLES}

@@ -2,8 +2,9 @@
 
     torchx run -s gemctl_slurm -cfg partition=main,time_limit=60 dist.ddp -j 2x2 --script train.py
 
-Where TorchX's own `slurm` makes a heterogeneous job, which SLURM lays without looking at the network, this is a plain
-one. Replicas are SLURM's tasks in its order of the nodes; each writes slurm-JOB-REPLICA.log in the working directory.
+TorchX's own `slurm` submits a heterogeneous job, which SLURM places without regard to the network; this one submits a
+plain job. Replicas are SLURM's tasks in its order of the nodes; each writes slurm-JOB-REPLICA.log in the working
+directory.
 """
 
 import re
@@ -25,7 +26,7 @@ from gemctl.launchers.slurm_job import FIRST_HOST, BatchJob, batch_job, step
 
 NAME = "gemctl_slurm"
 OPTIONS = TypeAdapter(SlurmConfig)
-# What a request says itself, and what only gemctl's own supervisor does.
+# Options that a TorchX request states itself, or that only gemctl's supervisor uses.
 LEFT_OUT = {"cpus_per_rank", "memory_gb", "spare_nodes", "check_nodes", "save_before_limit", "array_at_once"}
 TYPES = {"string": str, "integer": int, "number": float, "boolean": bool, "array": list[str], "object": dict[str, str]}
 STATES = {
@@ -38,12 +39,12 @@ POLL = 0.5
 
 
 def create_scheduler(session_name: str, **more: object) -> "SlurmScheduler":
-    """What TorchX's entry point names."""
+    """The target of TorchX's entry point."""
     return SlurmScheduler(session_name)
 
 
 class SlurmScheduler(Scheduler[Mapping[str, Any]]):
-    """The scheduler; its requests are batch jobs as values."""
+    """The scheduler; its requests are `BatchJob`s."""
 
     def __init__(self, session_name: str) -> None:
         super().__init__(NAME, session_name)
@@ -91,11 +92,11 @@ class SlurmScheduler(Scheduler[Mapping[str, Any]]):
         should_tail: bool = False,
         streams: Stream | None = None,
     ) -> Iterable[str]:
-        """Lines of replica `k`'s output, stdout and stderr as they came; only as many streams as there are."""
+        """Lines of replica `k`'s output, stdout and stderr interleaved."""
         if streams not in {None, Stream.COMBINED}:
             raise ValueError(f"{NAME}: stdout and stderr of a replica are one file: ask for streams=combined")
         if since is not None or until is not None:
-            raise ValueError(f"{NAME}: lines have no times: since and until cannot be kept")
+            raise ValueError(f"{NAME}: lines have no timestamps: since and until are not supported")
         path = Path(slurm_client.facts(app_id)["WorkDir"]) / f"slurm-{app_id}-{k}.log"
         lines = (
             _lines(path, app_id)
@@ -106,9 +107,9 @@ class SlurmScheduler(Scheduler[Mapping[str, Any]]):
 
 
 def _options(cfg: Mapping[str, Any]) -> SlurmConfig:
-    """The options given. ValueError names every one that is unknown or wrong."""
+    """The options that were given. ValueError names every unknown or invalid one."""
     given = {name: value for name, value in cfg.items() if value is not None}
-    wrong = [f"{name}: no option of {NAME}" for name in given if name in LEFT_OUT]
+    wrong = [f"{name}: not an option of {NAME}" for name in given if name in LEFT_OUT]
     try:
         found = OPTIONS.validate_python(given)
     except ValidationError as error:
@@ -119,13 +120,13 @@ def _options(cfg: Mapping[str, Any]) -> SlurmConfig:
 
 
 def _check(app: AppDef) -> None:
-    """ValueError for what a request asks and a job of one component would ignore."""
+    """ValueError for parts of a request that a job of one component would ignore."""
     if len(app.roles) != 1:
         names = ", ".join(role.name for role in app.roles)
         raise ValueError(f"{NAME}: a job has one role, {app.name} has {len(app.roles)} ({names}): TorchX's own slurm")
     role: Role = app.roles[0]
     if role.max_retries:
-        raise ValueError(f"{NAME}: role {role.name}: max_retries={role.max_retries}: a job is not tried again")
+        raise ValueError(f"{NAME}: role {role.name}: max_retries={role.max_retries}: a job is not retried")
     if role.mounts:
         raise ValueError(f"{NAME}: role {role.name}: mounts: use container_mounts")
 
@@ -140,7 +141,7 @@ def _of_word(word: str) -> AppState:
 
 
 def _lines(path: Path, job: str) -> Iterator[str]:
-    """Lines as they come, until the job has ended."""
+    """Lines as they are written, until the job has ended."""
     offset, ended = 0, False
     while True:
         if path.exists():

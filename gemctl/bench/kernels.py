@@ -1,20 +1,17 @@
 """The kernel benchmark: our ops and what a user would pick instead, on the same inputs, in turns, in one call.
 
     gemctl bench kernels --peer fa2=gemctl.bench.peers:fa2_varlen
-    python -m gemctl.bench.kernels RESULT.json --peer ...       # what it runs, as commands import no torch
 
 Every repeat times all contenders of a case one after another, so that a card that slows down slows all of them. TFLOP/s
 count useful pairs, the backward as 2.5 forwards, as kernel tables do; the two ops that memory bounds count every tensor
 once. Beside it stand the rate of an 8192³ matmul and of a copy, measured before each case of the same call.
 """
 
-import argparse
 import importlib
 import sys
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from pathlib import Path
 from statistics import median
 
 import torch
@@ -22,10 +19,9 @@ from torch import Tensor
 
 from gemctl.bench.cases import MEMORY_BOUND, OPS, SHAPES, SMALL, Case, Shape, make
 from gemctl.bench.clock import host_seconds, seconds
-from gemctl.bench.results import NOT_DONE, KernelBench, Timing
+from gemctl.bench.results import NOT_DONE, KernelBench, KernelSettings, Timing
 from gemctl.errors import InputError
 from gemctl.kernels import dispatch
-from gemctl.run.files import create_json
 
 OURS = "gemctl"
 SETTINGS = "batch", "heads", "head_dim", "dtype", "repeats", "small"
@@ -63,7 +59,20 @@ def _function(path: str) -> Peer:
     return function
 
 
-def measure(args: argparse.Namespace, contenders: dict[str, Peer]) -> KernelBench:
+def run(args: KernelSettings) -> KernelBench:
+    """The whole benchmark, on inputs that are the same each time."""
+    start = time.monotonic()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        value = measure(args, peers(args.peer))
+    value.settings |= {
+        "seconds": f"{time.monotonic() - start:.0f}",
+        "backends": ", ".join(sorted(set(dispatch.used().values()))),
+    }
+    return value
+
+
+def measure(args: KernelSettings, contenders: dict[str, Peer]) -> KernelBench:
     """All timings that the arguments ask for."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype, shapes = getattr(torch, args.dtype), _shapes(args, device)
@@ -71,7 +80,7 @@ def measure(args: argparse.Namespace, contenders: dict[str, Peer]) -> KernelBenc
         device=torch.cuda.get_device_name() if device.type == "cuda" else "CPU",
         versions=_versions(),
         date=datetime.now(UTC).isoformat(timespec="seconds"),
-        command=sys.argv[1:],
+        command=[],
         settings={name: str(getattr(args, name)) for name in SETTINGS},
         matmul=[], copy=[], host={}, schedule=0.0, timings=[],
     )  # fmt: skip
@@ -87,7 +96,7 @@ def measure(args: argparse.Namespace, contenders: dict[str, Peer]) -> KernelBenc
     return bench
 
 
-def _shapes(args: argparse.Namespace, device: torch.device) -> list[Shape]:
+def _shapes(args: KernelSettings, device: torch.device) -> list[Shape]:
     """The shapes that are asked for; InputError with everything that is wrong."""
     known = SMALL if args.small else SHAPES
     names = [shape.name for shape in known]
@@ -214,38 +223,3 @@ def _versions() -> dict[str, str]:
 
         found |= {"cuda": torch.version.cuda, "triton": triton.__version__}
     return found
-
-
-def parser() -> argparse.ArgumentParser:
-    """The arguments after RESULT.json, those of the command as well."""
-    found = argparse.ArgumentParser(prog="gemctl.bench.kernels")
-    found.add_argument("result")
-    from gemctl.commands.bench import kernel_arguments
-
-    kernel_arguments(found)
-    return found
-
-
-def main() -> int:
-    """Writes the value, or {"problems": [...]}."""
-    args = parser().parse_args()
-    start = time.monotonic()
-    try:
-        with torch.random.fork_rng():
-            torch.manual_seed(0)
-            value = measure(args, peers(args.peer))
-    except InputError as error:
-        create_json(Path(args.result), {"problems": error.problems})
-        return error.exit_code
-    value.settings |= {
-        "seconds": f"{time.monotonic() - start:.0f}",
-        "backends": ", ".join(sorted(set(dispatch.used().values()))),
-    }
-    from dataclasses import asdict
-
-    create_json(Path(args.result), asdict(value))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,7 +1,6 @@
 """Each module of the dense part alone, at a run's shapes: forward and backward time, useful FLOPs, local MFU.
 
     gemctl bench layers experiment=synthetic
-    python -m gemctl.bench.layers CONFIG.yaml RESULT.json       # what it runs, as commands import no torch
 
 A module's inputs are those that it had in a forward of the whole dense part over real batches of the run. It computes
 them again and goes back through its own graph, without communication. On CPU as many ranks as share a host do this at
@@ -10,15 +9,12 @@ machine. The rows that are summed are the dense part's own steps: tokens, events
 is inside a layer has rows too.
 """
 
-import sys
-
 import numpy as np
 import torch
 import torch.distributed as dist
 
 from gemctl.bench.alone import Times, time_modules
 from gemctl.bench.batches import Ints, filled, random_batch
-from gemctl.bench.process import write_result
 from gemctl.bench.ranks import on_ranks
 from gemctl.config.schema import Config
 from gemctl.data.batch import Batch
@@ -124,7 +120,3 @@ def _lengths(rows: int, mean: float, longest: int, seed: int) -> Ints:
     if not 0 < mean < longest:
         return np.full(rows, round(mean), np.int64)
     return filled(rows, longest, mean / longest, seed)
-
-
-if __name__ == "__main__":
-    sys.exit(write_result(sys.argv[1], sys.argv[2], measure))

@@ -1,7 +1,6 @@
 """A whole training step of one model, jagged and on batches padded to their longest, in turns: examples/s and MFU.
 
     gemctl bench model model=gem_tiny --rows 64 --longest 512 --fill 0.3
-    python -m gemctl.bench.model CONFIG.yaml RESULT.json ROWS LONGEST FILL THREADS REPEATS   # what it runs
 
 A step is the trainer's own: lookup, forward, agreement, backward, update of dense part and tables. The padded one
 differs in the dense part alone (gemctl/bench/padded.py): same parameters, same batch, PyTorch's attention. Before the
@@ -9,7 +8,6 @@ race both must give the same logits and the same gradients. Contenders take turn
 ratios are medians of the turns' own ratios.
 """
 
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +21,6 @@ from torch.distributed.tensor import DTensor
 
 from gemctl.bench.batches import filled, random_batch
 from gemctl.bench.padded import pad, pad_embedded, padded
-from gemctl.bench.process import write_result
 from gemctl.bench.ranks import on_ranks
 from gemctl.config.schema import Config
 from gemctl.data.batch import Batch
@@ -176,14 +173,3 @@ class _Steps:
                 yield
         finally:
             del dense.forward
-
-
-def main(config_file: str, result: str, *numbers: str) -> int:
-    """Writes the measurement, or what was wrong with the input."""
-    rows, longest, threads, repeats = (int(number) for number in (numbers[0], numbers[1], numbers[3], numbers[4]))
-    race = Race(rows, longest, float(numbers[2]), threads, repeats)
-    return write_result(config_file, result, lambda config, spec: measure(config, spec, race))
-
-
-if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))

@@ -1,8 +1,23 @@
 """What `gemctl bench kernels` found out, without torch, so that the command can show it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 NOT_DONE = "does not do this case"
+
+
+@dataclass
+class KernelSettings:
+    """What to measure. `op`, `case`: all if empty; `peer`: NAME=module:function; `batch`: rows."""
+
+    op: list[str] = field(default_factory=list)
+    case: list[str] = field(default_factory=list)
+    peer: list[str] = field(default_factory=list)
+    batch: int = 1152
+    heads: int = 4
+    head_dim: int = 128
+    dtype: str = "bfloat16"
+    repeats: int = 5
+    small: bool = False
 
 
 @dataclass

@@ -1,14 +1,11 @@
 """Sets two checkpoints side by side, tensor by tensor: keys, shapes, dtypes, every bit of every value, position.
 
-    python -m gemctl.checkpoint.diff A B      # two checkpoint folders; a JSON object on stdout
+    compare(Path("runs/…/checkpoints/step_100.a1"), Path("runs/…/checkpoints/step_100.a2"))
 
-`gemctl checkpoint diff` runs this in a process of its own, as the command line loads no torch. Objects are read whole
+`gemctl checkpoint diff` calls this in a process of its own (gemctl/torch_call.py). Objects are read whole
 and one after the other, so it needs room for the largest one twice. Worlds and shardings may differ.
 """
 
-import json
-import sys
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -16,7 +13,6 @@ from torch import Tensor
 
 from gemctl.checkpoint.load import read_object
 from gemctl.checkpoint.storage import Reader, open_checkpoint
-from gemctl.errors import GemctlError
 from gemctl.run.checkpoints import Comparison, Difference
 from gemctl.run.manifest import Manifest, StoredObject
 
@@ -88,18 +84,3 @@ def _bits(values: Tensor) -> Tensor:
 
 def _largest(values: Tensor) -> Tensor:
     return values.abs().max() if values.numel() else torch.zeros((), dtype=torch.float64)
-
-
-def main(arguments: list[str]) -> int:
-    """Writes the comparison, or {"error": [lines]}, as JSON."""
-    try:
-        value = compare(Path(arguments[0]), Path(arguments[1]))
-    except GemctlError as error:
-        sys.stdout.write(json.dumps({"error": str(error).splitlines()}))
-        return error.exit_code
-    sys.stdout.write(json.dumps(asdict(value)))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,8 +1,8 @@
 """Writes a checkpoint's tensors as safetensors files, whole, under the names of the unsharded model.
 
-    python -m gemctl.checkpoint.export CHECKPOINT DIR BYTES [--optimizer]      # a JSON object on stdout
+    export(Path("runs/…/checkpoints/step_100.a1"), Path("exported"), largest=5_000_000_000, optimizer=False)
 
-`gemctl checkpoint export` runs this in a process of its own, as the command line loads no torch. A file is 8 bytes
+`gemctl checkpoint export` calls this in a process of its own (gemctl/torch_call.py). A file is 8 bytes
 (little-endian length of the header), the header (JSON: name → dtype, shape, offsets), then all values back to back
 (https://huggingface.co/docs/safetensors). Tensors are read straight into the mapped file, so memory is no limit, and
 their content is compared with what the manifest says. DIR appears whole or not at all.
@@ -12,9 +12,7 @@ import json
 import mmap
 import os
 import shutil
-import sys
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -58,6 +56,8 @@ def export(checkpoint: Path, target: Path, largest: int, optimizer: bool) -> Exp
             create(draft / INDEX, json.dumps(index, indent=1) + "\n")
         sync_folder(draft)
         draft.rename(target)
+    except OSError as error:
+        raise GemctlError(f"{error.filename or target}: {error.strerror}") from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     sync_folder(target.parent)
@@ -122,22 +122,3 @@ def _view(mapped: mmap.mmap, start: int, stored: StoredObject) -> Tensor:
         return torch.empty(stored.shape, dtype=dtype)
     flat = torch.frombuffer(mapped, dtype=dtype, count=stored.bytes // dtype.itemsize, offset=start)
     return flat.view(stored.shape)
-
-
-def main(arguments: list[str]) -> int:
-    """Writes what was exported, or {"error": [lines]}, as JSON."""
-    checkpoint, target, largest, *rest = arguments
-    try:
-        value = export(Path(checkpoint), Path(target), int(largest), optimizer="--optimizer" in rest)
-    except GemctlError as error:
-        sys.stdout.write(json.dumps({"error": str(error).splitlines()}))
-        return error.exit_code
-    except OSError as error:
-        sys.stdout.write(json.dumps({"error": [f"{error.filename or target}: {error.strerror}"]}))
-        return GemctlError.exit_code
-    sys.stdout.write(json.dumps(asdict(value)))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""`gemctl logs`: what a run's processes said and did, with the cause of a failure first.
+"""`gemctl logs`: the output and events of a run's processes, the cause of a failure first.
 
 gemctl logs RUN                  # the newest attempt: supervisor, training, and the rank that failed first or rank 0
 gemctl logs RUN -f --merged      # all ranks, from now to the end of the run
@@ -9,41 +9,26 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from gemctl.errors import InputError, Interrupted
+from gemctl.launch.liveness import SupervisorWatch, attempt_of, job_of
+from gemctl.render.logs import write
+from gemctl.report.logs import AttemptTail, Line, Selection
+from gemctl.run.attempt import Attempt
+from gemctl.run.conclusion import conclusion
+from gemctl.run.directory import RunDir, find
+from gemctl.run.submission import newest
 
-if TYPE_CHECKING:
-    from gemctl.report.logs import Line, Selection
-    from gemctl.run.attempt import Attempt
-    from gemctl.run.directory import RunDir
-
-HELP = "Show what a run's processes said and did, the cause of a failure first."
 POLL = 0.2
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="path of a run, its id or a unique prefix of it")
-    parser.add_argument("-f", "--follow", action="store_true", help="go on, over its next attempts, until the run ends")
-    parser.add_argument("--attempt", type=int, metavar="N", help="default: the newest")
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument("--rank", type=int, metavar="N", help="this rank alone")
-    which.add_argument("--merged", action="store_true", help="all ranks, merged by time")
-    parser.add_argument("--tail", type=int, metavar="N", help="the last N lines (with -f: and what comes after them)")
-    parser.add_argument("--root", default="runs", metavar="DIR", help="where run directories lie (default: runs)")
-
-
 def run(args: argparse.Namespace) -> None:
-    from gemctl.render.logs import write
-    from gemctl.report.logs import Selection
-    from gemctl.run.directory import find
-
     target = find(args.run, args.root)
     if args.tail is not None and args.tail < 1:
         raise InputError(f"--tail {args.tail}: give a number of lines, 1 or more")
     selection = Selection(args.rank, args.merged, args.tail)
     if args.follow and args.attempt is not None:
-        raise InputError("--attempt shows one attempt as it is, --follow goes on over all: leave one out")
+        raise InputError("--attempt shows one attempt, --follow shows all that follow: leave one out")
     if not args.follow:
         write(_shown(target, _attempt(target, args), selection), args.json)
         return
@@ -52,15 +37,15 @@ def run(args: argparse.Namespace) -> None:
     except KeyboardInterrupt as interrupt:
         if type(interrupt) is not KeyboardInterrupt:  # SIGTERM
             raise
-        raise Interrupted(f"run {target.run_id} is no longer followed; whatever it does, it goes on") from None
+        raise Interrupted(f"no longer following run {target.run_id}, which is left as it is") from None
 
 
-def _attempt(run: "RunDir", args: argparse.Namespace) -> "Attempt":
-    """The attempt that is asked for. InputError if there is none, or none of its ranks has that number."""
+def _attempt(run: RunDir, args: argparse.Namespace) -> Attempt:
+    """The attempt that was asked for. InputError if there is none, or if it has no rank of that number."""
     attempts = {attempt.number: attempt for attempt in run.attempts() if attempt.claimed}
     number = max(attempts, default=0) if args.attempt is None else args.attempt
     if number not in attempts:
-        known = f"it has {', '.join(map(str, attempts))}" if attempts else _unstarted(run)
+        known = f"it has {', '.join(map(str, attempts))}" if attempts else _why_no_attempt(run)
         raise InputError(f"{run.run_id}: no attempt {number or ''}".rstrip() + f" ({known})")
     claim = attempts[number].claim()
     if args.rank is not None and not 0 <= args.rank < claim.nodes * claim.ranks_per_node:
@@ -69,45 +54,34 @@ def _attempt(run: "RunDir", args: argparse.Namespace) -> "Attempt":
     return attempts[number]
 
 
-def _unstarted(run: "RunDir") -> str:
-    """Why a run has no attempt."""
-    from gemctl.launch.follow import job_of
-    from gemctl.run.submission import newest
-
+def _why_no_attempt(run: RunDir) -> str:
     submission = newest(run)
     if submission is None:
         return "it was never launched"
     job = job_of(submission)
-    said = f"; its supervisor's output: {submission.output}" if submission.output.exists() else ""
-    return (job.detail if job is not None else f"submission {submission.number} was not handed over") + said
+    output = f"; its supervisor's output: {submission.output}" if submission.output.exists() else ""
+    return (job.detail if job is not None else f"submission {submission.number} was not handed over") + output
 
 
-def _shown(run: "RunDir", attempt: "Attempt", selection: "Selection") -> "Iterator[Line | str]":
-    """Of a failed attempt the cause, then its lines."""
-    from gemctl.report.logs import AttemptTail
-    from gemctl.run.conclusion import conclusion
-
+def _shown(run: RunDir, attempt: Attempt, selection: Selection) -> Iterator[Line | str]:
+    """The cause of a failed attempt, then its lines."""
     end = attempt.end()
     if end is not None and end["outcome"] != "finished":
         yield f"{conclusion(run, attempt)}\n"
     yield from _last(AttemptTail(run, attempt, selection).new(), selection.tail)
 
 
-def _last(lines: "Iterator[Line]", count: int | None) -> "Iterable[Line]":
-    """The last `count`; all if it is None."""
+def _last(lines: Iterator[Line], count: int | None) -> Iterable[Line]:
+    """The last `count` lines; all of them for None."""
     return lines if count is None else deque(lines, maxlen=count)
 
 
-def _followed(run: "RunDir", selection: "Selection") -> "Iterator[Line | str]":
-    """The lines of the newest attempt and of those after it; how each ended stands behind it."""
-    from gemctl.launch.follow import Vigil, own_attempt
-    from gemctl.report.logs import AttemptTail
-    from gemctl.run.conclusion import conclusion
-
-    vigil, tail, over = Vigil(run), None, True  # over: the tail's attempt has been shown to its end
+def _followed(run: RunDir, selection: Selection) -> Iterator[Line | str]:
+    """The lines of the newest attempt and of those after it, each with its conclusion."""
+    watch, tail, over = SupervisorWatch(run), None, True  # over: the tail's attempt has been shown to its end
     while True:
-        reason = vigil.over()
-        attempt = own_attempt(run, vigil.submission)
+        reason = watch.over()
+        attempt = attempt_of(run, watch.submission)
         if attempt is not None and (tail is None or (over and tail.attempt.number != attempt.number)):
             tail, over = AttemptTail(run, attempt, selection), False
         if tail is not None and not over:

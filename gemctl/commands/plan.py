@@ -4,21 +4,15 @@ gemctl plan topology=fsdp launcher.ranks_per_node=8
 """
 
 import argparse
-from typing import TYPE_CHECKING
 
-from gemctl.commands.configured import add_configuration, composed, note_files, planned
-
-if TYPE_CHECKING:
-    from gemctl.plan.build import Plan
-
-HELP = "Show the mesh, the table shards and every byte of a configuration, and start nothing."
+from gemctl.commands.configured import composed
+from gemctl.plan.build import Plan
+from gemctl.plan.job import file_notes, planned
+from gemctl.terminal import note
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    add_configuration(parser)
-
-
-def run(args: argparse.Namespace) -> "Plan":
+def run(args: argparse.Namespace) -> Plan:
     config = composed(args)
-    note_files(config.data)
+    for line in file_notes(config.data):
+        note(line)
     return planned(config)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gemctl.process import WORDLESS
+from gemctl.process import UNREPORTED
 from gemctl.recover.records import RankRecord, Records
 from gemctl.run.attempt import Attempt
 from gemctl.run.stages import STAGES
@@ -124,7 +124,7 @@ def _first_cause(
     if lost:
         first = min(lost, key=_failure_time)
         return _of_rank(attempt, first, "peer", f"{_exception(first)} (no rank failed before it)")
-    detail = f"the agent failed: {agent}" if agent else f"the agent failed: {WORDLESS}"
+    detail = f"the agent failed: {agent}" if agent else f"the agent failed: {UNREPORTED}"
     return Cause("agent", None, None, None, detail, attempt.in_run(attempt.agent_output(node)))
 
 
@@ -223,10 +223,10 @@ def _stacks(attempt: Attempt, ranks: Sequence[RankRecord]) -> dict[int, list[Thr
 
 def _explained(detail: str, lines: list[str], folder: Path) -> str:
     """What is known of an agent that could not record why it failed: its last words, or that the disk is full."""
-    if WORDLESS not in detail:
+    if UNREPORTED not in detail:
         return detail
     if lines and EXCEPTION.match(lines[-1]):
-        return detail.replace(WORDLESS, lines[-1])
+        return detail.replace(UNREPORTED, lines[-1])
     disk = os.statvfs(folder)
     full = min(disk.f_bavail, disk.f_favail if disk.f_files else 1) <= 0
     return f"{detail} (the disk of {folder} is full)" if full else detail

@@ -44,7 +44,7 @@ RENDERERS = {
     "gemctl.run.submission.Sweep": "gemctl.render.status:sweep",
     "gemctl.report.status.RunList": "gemctl.render.status:run_list",
     "gemctl.report.status.RunStatus": "gemctl.render.status:run_status",
-    "gemctl.launchers.dry_run.DryRun": "gemctl.render.train:dry_run",
+    "gemctl.launch.submit.DryRun": "gemctl.render.train:dry_run",
 }
 
 

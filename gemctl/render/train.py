@@ -3,7 +3,7 @@
 import shlex
 from typing import Any
 
-from gemctl.launchers.dry_run import DryRun
+from gemctl.launch.submit import DryRun
 from gemctl.render.show import rendered
 
 

@@ -1,13 +1,11 @@
 """Scores all rows of a data set, in order, with a checkpoint, and with the logistic regression beside it; one process.
 
-    python -m gemctl.train.evaluate CONFIG.yaml CHECKPOINT RESULT.json DATA… [--out scores.parquet]
+    evaluate(config, Path("runs/…/checkpoints/step_100.a1"), ["eval.parquet"], out=Path("scores.parquet"))
 
-`gemctl eval` starts it, as commands import no torch, and reads RESULT.json: the figures, or what was wrong.
+`gemctl eval` calls this in a process of its own (gemctl/torch_call.py).
 """
 
-import argparse
 import logging
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -24,17 +22,15 @@ from torch import Tensor
 from gemctl import paths
 from gemctl.checkpoint.load import load
 from gemctl.cluster.host import this_host
-from gemctl.config.compose import from_yaml
 from gemctl.config.schema import Config, DataConfig, LauncherConfig, TopologyConfig
 from gemctl.data.batch import Batch
 from gemctl.data.columns import disagreements
 from gemctl.data.files import DataPath
 from gemctl.data.loader import eval_batches, open_source
 from gemctl.durable import sync_file
-from gemctl.errors import GemctlError, InputError
+from gemctl.errors import InputError
 from gemctl.mesh.topology import resolve
 from gemctl.parallel.assemble import ShardedModel, assemble
-from gemctl.run.files import create_json
 from gemctl.specs import feature_spec
 from gemctl.specs.data import FeatureSpec
 from gemctl.train import baseline
@@ -85,6 +81,17 @@ def _check_rows(url: DataPath, data: DataConfig, spec: FeatureSpec) -> None:
 
 def evaluate(config: Config, checkpoint: Path, data: list[str], out: Path | None) -> dict[str, Any]:
     """The figures of model and baseline over the same rows; writes `out` (Parquet) if asked."""
+    # TorchRec makes torch warn about a function that gemctl does not call.
+    logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
+    torch.set_num_threads(this_host(gpus=False).cores)
+    try:
+        return _evaluate(config, checkpoint, data, out)
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _evaluate(config: Config, checkpoint: Path, data: list[str], out: Path | None) -> dict[str, Any]:
     start = time.perf_counter()
     evaluator = Evaluator(config, checkpoint, data)
     spec = evaluator.spec
@@ -152,32 +159,3 @@ class ScoreFile:
                     self._draft.replace(self._path)
             finally:
                 self._draft.unlink(missing_ok=True)
-
-
-def main(arguments: list[str]) -> int:
-    """Writes the result, or the problems of a GemctlError, to RESULT.json; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m gemctl.train.evaluate")
-    for name in ("config", "checkpoint", "result"):
-        parser.add_argument(name, type=Path)
-    parser.add_argument("data", nargs="+")
-    parser.add_argument("--out", type=Path)
-    args = parser.parse_args(arguments)
-    # TorchRec makes torch warn about a function that gemctl does not call.
-    logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
-    torch.set_num_threads(this_host(gpus=False).cores)
-    try:
-        config = from_yaml(args.config.read_text(encoding="utf-8"), str(args.config))
-        result = evaluate(config, args.checkpoint, args.data, args.out)
-    except GemctlError as error:
-        problems = error.problems if isinstance(error, InputError) else [str(error)]
-        create_json(args.result, {"problems": problems})
-        return error.exit_code
-    finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
-    create_json(args.result, result)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -8,8 +8,8 @@ from dataclasses import asdict, replace
 import pytest
 
 from gemctl.bench import model
-from gemctl.commands.configured import spec_of
 from gemctl.config.compose import compose, from_yaml, to_yaml
+from gemctl.plan.job import spec_of
 from gemctl.report.measured import ModelBench, Race
 from tests.support.world import run_world
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from gemctl.bench import layers
-from gemctl.commands.configured import spec_of
 from gemctl.config.compose import from_yaml, to_yaml
 from gemctl.config.schema import Config, DataConfig, LauncherConfig, SyntheticConfig, TopologyConfig, TrainConfig
 from gemctl.data.synthetic import ensure
 from gemctl.mesh.groups import HostReport
 from gemctl.plan.build import build as plan
 from gemctl.plan.build import to_json
+from gemctl.plan.job import spec_of
 from gemctl.ranks.worker import main
 from gemctl.report.measured import subject
 from gemctl.report.report import Report, build

@@ -106,7 +106,7 @@ def _fail() -> None:
     def preflight(*_: Any) -> None:
         raise ValueError("planted")
 
-    _patch("gemctl.launch.preflight", "preflight", preflight)
+    _patch("gemctl.commands.resume", "preflight", preflight)
 
 
 def replay(root: Path) -> dict[str, list[str]]:

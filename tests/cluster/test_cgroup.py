@@ -8,7 +8,7 @@ import pytest
 from gemctl.cluster import host
 from gemctl.cluster.cgroup import Limits, limits, own_groups, whole_cores
 from gemctl.config.compose import compose
-from gemctl.launchers.request import request
+from gemctl.launchers.api import request
 
 GIB = 1 << 30
 UNLIMITED = "9223372036854771712\n"

@@ -36,6 +36,7 @@ LISTENS = {
 
 OBJECTS = {
     ("gemctl/cli.py", "import_module"): "gemctl's own commands, by the names in COMMANDS",
+    ("gemctl/torch_call.py", "import_module"): "gemctl's own functions, by the names in calls of `call`",
     ("launchers/api.py", "import_module"): "gemctl's own launchers, by the names in LAUNCHERS",
     ("gemctl/render/show.py", "import_module"): "gemctl's own renderers, by the names in a table",
     ("gemctl/bench/kernels.py", "import_module"): "gemctl's own peers, by the names in a table",
@@ -56,7 +57,7 @@ OBJECTS = {
 PROCESSES = {
     ("gemctl/process.py", "sys.executable"): "python(), which adds -P",
     ("gemctl/cluster/checks.py", "sys.executable"): "shown by doctor",
-    ("gemctl/process.py", "subprocess.run"): "python()",
+    ("gemctl/torch_call.py", "subprocess.run"): "python()",
     ("gemctl/bench/quality.py", "subprocess.run"): "python()",
     ("launchers/local.py", "subprocess.Popen"): "python()",
     ("launchers/local.py", "_runner.schedule"): "TorchX, whose request has its command line from python()",

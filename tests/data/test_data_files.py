@@ -9,7 +9,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gemctl.commands.configured import check_data
 from gemctl.config.compose import compose
 from gemctl.config.schema import Config, DataConfig
 from gemctl.data import parquet
@@ -17,9 +16,10 @@ from gemctl.data.files import find_files
 from gemctl.data.footers import READ_BYTES
 from gemctl.data.parquet import ParquetSource
 from gemctl.errors import InputError
-from gemctl.launch.inputs import absolute
+from gemctl.launch.inputs import absolute_paths
 from gemctl.plan.build import build
 from gemctl.plan.data_facts import data_facts
+from gemctl.plan.job import check_data
 from gemctl.specs.feature_spec import load, parse
 
 SPEC = "{name: s, tables: [], dense: [{name: x}], labels: [{name: y}]}"
@@ -140,12 +140,11 @@ def test_urls_mean_what_paths_mean() -> None:
         memory.rm("/lake", recursive=True)
 
 
-def test_what_is_left_out_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ignored_files_are_noted(tmp_path: Path) -> None:
     rows(tmp_path / "logs/dt=1/a.parquet", 1.0)
     touch(tmp_path, "logs/dt=1/part-1.csv", "logs/b.orc", "logs/c", "logs/d.gz", "logs/_SUCCESS", "text/e.csv")
     (tmp_path / "spec.yaml").write_text(SPEC)
-    check_data(DataConfig(spec=str(tmp_path / "spec.yaml"), train=str(tmp_path / "logs")))
-    line = " ".join(capsys.readouterr().err.split())
+    (line,) = check_data(DataConfig(spec=str(tmp_path / "spec.yaml"), train=str(tmp_path / "logs")))
     assert "data.train: 4 files are not read, as no name ends in .parquet, .pq, .parq" in line
     assert "b.orc" in line and "and 1 more" in line and "_SUCCESS" not in line
     for path in ("text", "text/*"):
@@ -155,16 +154,14 @@ def test_what_is_left_out_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[
             find_files(str(tmp_path / path))
 
 
-def test_evaluating_rows_that_are_trained_on_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluating_rows_that_are_trained_on_is_noted(tmp_path: Path) -> None:
     for day in (1, 2):
         rows(tmp_path / f"dt={day}/a.parquet", 1.0)
     (tmp_path / "later").symlink_to("dt=2")
     (tmp_path / "spec.yaml").write_text(SPEC)
     spec, both = str(tmp_path / "spec.yaml"), [str(tmp_path / f"dt={day}") for day in (1, 2)]
-    check_data(DataConfig(spec=spec, train=both[0], eval=both[1]))
-    assert capsys.readouterr().err == ""
-    check_data(DataConfig(spec=spec, train=both, eval=str(tmp_path / "later")))
-    line = " ".join(capsys.readouterr().err.split())
+    assert check_data(DataConfig(spec=spec, train=both[0], eval=both[1])) == []
+    (line,) = check_data(DataConfig(spec=spec, train=both, eval=str(tmp_path / "later")))
     assert f"data.eval: {tmp_path}/later/a.parquet: also in data.train, so the evaluation is of rows" in line
 
 
@@ -194,10 +191,10 @@ def test_the_configuration_takes_a_list(tmp_path: Path) -> None:
     words = ["experiment=parquet", "data.spec=s.yaml"]
     data = compose(None, [*words, "data.train=[a,b]", "data.eval=[c]"]).data
     assert (data.train, data.eval) == (["a", "b"], ["c"])
-    assert absolute(data).train == [str(Path("a").absolute()), str(Path("b").absolute())]
+    assert absolute_paths(data).train == [str(Path("a").absolute()), str(Path("b").absolute())]
     for elsewhere in ("gemctl:feature_specs/gem_xl.yaml", "s3://logs/spec.yaml"):
         data.spec = elsewhere
-        assert absolute(data).spec == elsewhere
+        assert absolute_paths(data).spec == elsewhere
     for wrong in ("[]", "3", "[a,3]", "''"):
         with pytest.raises(InputError, match=r"data\.train"):
             compose(None, [*words, f"data.train={wrong}"])

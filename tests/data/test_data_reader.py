@@ -11,13 +11,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gemctl.commands.configured import check_data
 from gemctl.config.schema import DataConfig
 from gemctl.data.drafting import draft
 from gemctl.data.hashing import hash_strings
 from gemctl.data.parquet import ParquetSource
 from gemctl.data.rows import RowBlock
 from gemctl.errors import InputError
+from gemctl.plan.job import check_data
 from gemctl.specs.data import FeatureSpec
 from gemctl.specs.feature_spec import parse
 from tests.data.parquet_oracle import plain_float, plain_hash, plain_row

@@ -13,13 +13,13 @@ import pyarrow.parquet as pq
 import pytest
 from pytest import approx
 
-from gemctl.commands.configured import check_data
 from gemctl.config.schema import DataConfig
 from gemctl.data.decode import table_rows
 from gemctl.data.loader import eval_batches
 from gemctl.data.parquet import ParquetSource
 from gemctl.data.rows import RowBlock
 from gemctl.errors import InputError
+from gemctl.plan.job import check_data
 from gemctl.specs.data import FeatureSpec, TableSpec
 from gemctl.specs.feature_spec import parse
 

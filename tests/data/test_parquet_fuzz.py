@@ -16,11 +16,11 @@ import pyarrow as pa
 import pytest
 import torch
 
-from gemctl.commands.configured import check_data
 from gemctl.config.schema import DataConfig
 from gemctl.data.batch import Batch
 from gemctl.data.loader import Loader, eval_batches
 from gemctl.errors import InputError
+from gemctl.plan.job import check_data
 from gemctl.specs.data import FeatureSpec
 from tests.data import parquet_oracle as oracle
 from tests.data.parquet_cases import Case

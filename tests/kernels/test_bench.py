@@ -1,6 +1,5 @@
 """The kernel benchmark on tiny shapes on CPU: what it counts, and peers that work, refuse and fail."""
 
-import argparse
 from collections.abc import Callable
 
 import grimp
@@ -10,9 +9,8 @@ from torch import Tensor
 
 from gemctl.bench import kernels
 from gemctl.bench.cases import OPS, SMALL, Case, make
-from gemctl.bench.results import KernelBench
-from gemctl.commands.bench import OPS as COMMAND_OPS
-from gemctl.commands.bench import kernel_arguments
+from gemctl.bench.results import KernelBench, KernelSettings
+from gemctl.commands.arguments import BENCH_OPS
 from gemctl.errors import InputError
 from gemctl.render.bench import sections
 
@@ -31,20 +29,15 @@ def broken(case: Case) -> Callable[[], Tensor] | None:
     return call
 
 
-def arguments(*words: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    kernel_arguments(parser)
-    return parser.parse_args(
-        ["--small", "--batch", "3", "--heads", "2", "--head-dim", "8", "--dtype", "float32", *words]
-    )
+def settings(repeats: int = 5, case: tuple[str, ...] = ()) -> KernelSettings:
+    return KernelSettings(case=list(case), batch=3, heads=2, head_dim=8, dtype="float32", repeats=repeats, small=True)
 
 
 @pytest.fixture(scope="module")
 def bench() -> KernelBench:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("gemctl.bench.clock.TARGET", 0.0)
-        args = arguments("--repeats", "2")
-        return kernels.measure(args, kernels.peers([f"same={HERE}:same", f"broken={HERE}:broken"]))
+        return kernels.measure(settings(repeats=2), kernels.peers([f"same={HERE}:same", f"broken={HERE}:broken"]))
 
 
 def test_every_op_and_case_is_timed_in_both_directions(bench: KernelBench) -> None:
@@ -53,7 +46,7 @@ def test_every_op_and_case_is_timed_in_both_directions(bench: KernelBench) -> No
     wanted = [(op, case, way) for op, names in shapes.items() for case in names for way in ("forward", "backward")]
     assert ours == wanted
     assert all(len(x.seconds) == 2 and x.rate is not None for x in bench.timings if x.contender == "gemctl")
-    assert bench.host.keys() == OPS.keys() == set(COMMAND_OPS)
+    assert bench.host.keys() == OPS.keys() == set(BENCH_OPS)
     assert len(bench.matmul) == len(bench.copy) == len(wanted) / 2
 
 
@@ -100,7 +93,7 @@ def test_wrong_arguments_are_told_together() -> None:
         "--peer e=math",
     ]
     with pytest.raises(InputError) as error:
-        kernels.measure(arguments("--case", "large", "--repeats", "0"), {})
+        kernels.measure(settings(repeats=0, case=("large",)), {})
     assert len(error.value.problems) == 2
 
 

@@ -84,7 +84,7 @@ def test_a_detached_run_outlives_its_terminal_and_is_followed_and_stopped_from_e
     _wait_for(run.attempt(3).end_file.exists)
     assert (run.attempt(3).end() or {})["outcome"] == "finished"
     again = subprocess.run([*GEMCTL, "stop", run.run_id], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (again.returncode, "does not run: attempt 3 finished" in again.stderr) == (2, True)
+    assert (again.returncode, "is not running: attempt 3 finished" in again.stderr) == (2, True)
 
 
 def _pids(run: RunDir) -> list[int]:

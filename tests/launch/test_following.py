@@ -3,6 +3,7 @@
 import io
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -12,8 +13,8 @@ from typing import Any
 import pytest
 
 from gemctl.errors import GemctlError, Interrupted
-from gemctl.launch import follow
-from gemctl.launch.follow import Following
+from gemctl.launch import follow, liveness
+from gemctl.launch.follow import Follower
 from gemctl.launch.progress import Progress
 from gemctl.launchers import api
 from gemctl.run import requests
@@ -53,7 +54,7 @@ class Case:
         thread.start()
         try:
             with Progress(steps=10, out=self.out) as progress:
-                Following(self.run, self.submission, self.scheduler, progress).follow()
+                Follower(self.run, self.submission, self.scheduler, progress).follow()
         finally:
             thread.join()
         return self.out.getvalue()
@@ -79,9 +80,10 @@ class Case:
 @pytest.fixture
 def case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
     made = Case(tmp_path / "runs")
-    monkeypatch.setattr(api, "launcher_of", lambda kind: made.scheduler)
+    for module in api.LAUNCHERS.values():
+        monkeypatch.setitem(sys.modules, module, made.scheduler)
     monkeypatch.setattr(follow, "POLL", 0.01)
-    monkeypatch.setattr(follow, "JOB_POLL", 0.02)
+    monkeypatch.setattr(liveness, "JOB_POLL", 0.02)
     return made
 
 
@@ -122,14 +124,16 @@ def test_a_stop_request_of_somebody_else_ends_it_well(case: Case) -> None:
     assert "stopped at step 3, saved" in case.follow(case.begin, lambda: case.end(1, "stopped"))
 
 
-def test_a_job_that_goes_without_a_word_is_an_error(case: Case) -> None:
-    with pytest.raises(GemctlError, match=r"its supervisor has gone \(job 17: ended\); attempt 1 left no end\ngo on"):
+def test_a_job_that_ends_without_an_end_record_is_an_error(case: Case) -> None:
+    with pytest.raises(
+        GemctlError, match=r"its supervisor is gone \(job 17: ended\); attempt 1 has no end record\ngo on"
+    ):
         case.follow(case.begin, lambda: case.set("ended"))
 
 
 def test_a_job_that_never_began_an_attempt_is_an_error(case: Case) -> None:
     case.submission.output.write_text("no module named gemctl\n")
-    with pytest.raises(GemctlError, match=r"no attempt was made \(job 17: ended\)\nno module named gemctl\ngo on"):
+    with pytest.raises(GemctlError, match=r"it has no attempt \(job 17: ended\)\nno module named gemctl\ngo on"):
         case.follow(lambda: case.set("ended"))
 
 
@@ -140,12 +144,12 @@ def test_an_interrupt_is_a_stop_request(case: Case) -> None:
 
 
 def test_a_second_interrupt_leaves_the_run_alone(case: Case) -> None:
-    with pytest.raises(Interrupted, match="goes on without this terminal"):
+    with pytest.raises(Interrupted, match="continues without this terminal"):
         case.follow(case.begin, _interrupt, _interrupt)
     assert len(requests.filed(case.run, 1)) == 1
 
 
 def test_an_interrupt_takes_a_job_out_of_the_queue(case: Case) -> None:
-    with pytest.raises(Interrupted, match="its job was taken out of the queue"):
+    with pytest.raises(Interrupted, match="its job was removed from the queue"):
         case.follow(_interrupt)
     assert case.scheduler.cancelled

@@ -17,7 +17,7 @@ from gemctl.commands import eval as eval_command
 from gemctl.config.compose import compose, from_yaml
 from gemctl.data.fingerprint import changed, fingerprint
 from gemctl.errors import InputError
-from gemctl.launch.inputs import taken
+from gemctl.launch.inputs import record
 from gemctl.ranks.worker import Worker
 from gemctl.run.directory import RunDir
 from gemctl.run.inputs import FILE, SPEC, FileMark, Inputs, Source, data_differences, read, texts, write
@@ -148,8 +148,8 @@ def test_data_that_are_gone_are_asked_for_by_key(job: Path, capsys: pytest.Captu
     for name in PLACES.values():
         (job / name).rename(job.with_name(name))
     assert ahead(capsys, run, code=2) == [
-        f"data.train: nothing is at {job}/train any more; say where it is now: data.train=PATH",
-        f"data.eval: nothing is at {job}/eval.parquet any more; say where it is now: data.eval=PATH",
+        f"data.train: {job}/train no longer exists; say where it is now: data.train=PATH",
+        f"data.eval: {job}/eval.parquet no longer exists; say where it is now: data.eval=PATH",
     ]
     places = [f"data.{key}={job.with_name(name)}" for key, name in (("train", "train"), ("eval", "eval.parquet"))]
     found = ahead(capsys, run, *places)
@@ -269,7 +269,7 @@ def test_a_run_of_an_older_gemctl_goes_on_and_says_that_nothing_was_compared(
     assert note.startswith("whether spec or data have changed is unknown: ")
     (job / SPEC).rename(job / "other.yaml")
     assert ahead(capsys, run, code=2) == [
-        f"data.spec: nothing is at {job / SPEC} any more; say where it is now: data.spec=PATH"
+        f"data.spec: {job / SPEC} no longer exists; say where it is now: data.spec=PATH"
     ]
 
 
@@ -287,10 +287,10 @@ def test_evaluation_is_turned_off_and_on(job: Path, capsys: pytest.CaptureFixtur
 def test_a_spec_that_changes_while_the_run_is_planned_is_noticed(job: Path) -> None:
     config = from_yaml((file := run_of(job).attempt(1).config).read_text(), str(file))
     planned = feature_spec.load(config.data.spec)
-    assert taken(config.data, planned).spec == planned
+    assert record(config.data, planned).spec == planned
     edited("log: true", "log: false")(job)
     with pytest.raises(InputError, match=r"data\.spec: .* was changed while the run was being planned"):
-        taken(config.data, planned)
+        record(config.data, planned)
 
 
 def test_an_edited_copy_of_the_spec_is_refused(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -382,7 +382,7 @@ def test_eval_names_new_places_and_says_what_has_changed(job: Path) -> None:
         return eval_command._configured(run, checkpoint, list(places), data)
 
     (job / "eval.parquet").rename(job / "elsewhere.parquet")
-    with pytest.raises(InputError, match=r"data\.eval: nothing is at .*say where it is now: data\.eval=PATH"):
+    with pytest.raises(InputError, match=r"data\.eval: .* no longer exists; say where it is now: data\.eval=PATH"):
         configured()
     config, notes = configured(f"data.eval={job}/elsewhere.parquet")
     assert config.data.eval == f"{job}/elsewhere.parquet" and notes == []
@@ -393,7 +393,9 @@ def test_eval_names_new_places_and_says_what_has_changed(job: Path) -> None:
     assert [note.split(" rows")[0] for note in notes] == [
         "data.train has changed since the run read it: b.parquet: 60 → 40"
     ]
-    with pytest.raises(InputError, match=r"is not the spec that the checkpoint was made with: dense\.price\.log: True"):
+    with pytest.raises(
+        InputError, match=r"differs from the spec that the checkpoint was trained with: dense\.price\.log: True"
+    ):
         configured(f"data.spec={job / SPEC}", data=["other.parquet"])
     with pytest.raises(InputError, match=r"train\.steps=3: only data\.spec, data\.train, data\.eval can be named here"):
         configured("train.steps=3")

@@ -17,9 +17,10 @@ from gemctl.commands import list as listing
 from gemctl.commands import resume, status, stop, supervise
 from gemctl.config.compose import compose, to_yaml
 from gemctl.errors import GemctlError, InputError
-from gemctl.launch.follow import own_attempt
-from gemctl.launchers import api
-from gemctl.recover import supervisor
+from gemctl.launch import supervise as supervising
+from gemctl.launch.follow import wait_for_start
+from gemctl.launch.liveness import attempt_of, refuse_running
+from gemctl.launchers import api, local
 from gemctl.run import requests
 from gemctl.run.attempt import Attempt, Base, Heartbeat, claim
 from gemctl.run.directory import RunDir
@@ -48,12 +49,13 @@ def _args(run: RunDir, **more: object) -> argparse.Namespace:
 
 
 class Queue:
-    """A launcher with a queue, as `api.launcher_of` gives it; it knows one job."""
+    """A launcher with a queue, in place of every other; it knows one job."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, state: str) -> None:
         self.state: Any = state
         self.cancelled: list[int] = []
-        monkeypatch.setattr(api, "launcher_of", lambda kind: self)
+        for module in api.LAUNCHERS.values():
+            monkeypatch.setitem(sys.modules, module, self)
 
     def jobs(self, submissions: Sequence[Submission]) -> list[Job | None]:
         if self.state == "silent":
@@ -63,7 +65,7 @@ class Queue:
     def cancel(self, submission: Submission) -> None:
         self.cancelled.append(submission.number)
 
-    def takes_over(self, submission: Submission) -> bool:
+    def replaces_supervisor(self, submission: Submission) -> bool:
         return False
 
 
@@ -72,7 +74,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What `supervise` would have run: attempt number and Prepared."""
     found: list[Any] = []
     monkeypatch.setattr(
-        supervisor, "run_attempts", lambda run, number, prepared, *rest: found.append((number, prepared))
+        supervising, "run_attempts", lambda run, number, prepared, *rest: found.append((number, prepared))
     )
     return found
 
@@ -88,7 +90,7 @@ def test_a_submission_keeps_what_was_asked_for_and_from_where_it_counts(run: Run
     (run.submissions / "3").mkdir()  # its maker died
     assert [one.number for one in submissions(run)] == [1, 2]
     assert _submit(run).number == 4
-    assert own_attempt(run, first) is not None and own_attempt(run, second) is None
+    assert attempt_of(run, first) is not None and attempt_of(run, second) is None
 
 
 def test_supervise_runs_the_next_attempt_of_the_newest_submission(run: RunDir, ran: list[Any]) -> None:
@@ -104,7 +106,7 @@ def test_supervise_refuses_a_void_submission_and_none(run: RunDir, ran: list[Any
         supervise.run(_args(run))
     _submit(run)
     _submit(run)
-    with pytest.raises(InputError, match="submission 1 is void: submission 2 was made after it"):
+    with pytest.raises(InputError, match="submission 1 is superseded: submission 2 was made after it"):
         supervise.run(_args(run, submission=1))
     with pytest.raises(InputError, match=r"--submission 3: .* has 1, 2"):
         supervise.run(_args(run, submission=3))
@@ -158,14 +160,14 @@ def test_a_run_that_waits_is_listed_and_can_be_withdrawn(run: RunDir, monkeypatc
         Job("17", "waiting", "job 17: waiting"),
     )
     with pytest.raises(InputError, match="was submitted and has not ended: job 17: waiting; gemctl stop"):
-        resume.refuse_running(run, None)
+        refuse_running(run, None)
     filed = stop.run(_args(run))
     assert (filed.outcome, filed.job, queue.cancelled) == ("withdrawn", "job 17: waiting", [1])
     queue.state = "ended"
     assert status.run(_args(run)).state == "withdrawn"
-    with pytest.raises(InputError, match=r"does not run, so there is nothing to stop \(job 17: ended\)"):
+    with pytest.raises(InputError, match=r"is not running, so there is nothing to stop \(job 17: ended\)"):
         stop.run(_args(run))
-    resume.refuse_running(run, None)
+    refuse_running(run, None)
 
 
 @pytest.mark.parametrize(
@@ -201,20 +203,22 @@ def test_a_job_that_was_ended_and_queued_again_waits_and_can_be_withdrawn(
     attempt.write_end("stopped", step=3, kind="preemption", signal="SIGTERM", again=False)
     assert (status.run(_args(run)).state, status.run(_args(run)).conclusion) == ("waiting", None)
     with pytest.raises(InputError, match="was submitted and has not ended: job 17: waiting"):
-        resume.refuse_running(run, attempt)
+        refuse_running(run, attempt)
     assert (stop.run(_args(run)).outcome, queue.cancelled) == ("withdrawn", [1])
     queue.state = "ended"
     assert status.run(_args(run)).state == "stopped"
-    with pytest.raises(InputError, match=r"does not run: attempt 1 stopped \(job 17: ended\)"):
+    with pytest.raises(InputError, match=r"is not running: attempt 1 stopped \(job 17: ended\)"):
         stop.run(_args(run))
-    resume.refuse_running(run, attempt)
+    refuse_running(run, attempt)
     assert "stopped at step 3" in str(status.run(_args(run)).conclusion)
 
 
 def test_stop_of_a_job_that_nobody_answers_for_says_so(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     Queue(monkeypatch, "silent")
     _submit(run, "slurm")
-    with pytest.raises(InputError, match=r"nobody can tell .* not stopped \(no answer in 10 s\); try again"):
+    with pytest.raises(
+        InputError, match=r"not stopped, as the state of its job is unknown \(no answer in 10 s\); try again"
+    ):
         stop.run(_args(run))
 
 
@@ -224,9 +228,9 @@ def test_resume_leaves_an_attempt_alone_that_comes_up(run: RunDir, monkeypatch: 
     _submit(run, "slurm")
     attempt = _start(run, 1)  # its agents import, and do not beat yet
     with pytest.raises(InputError, match="was submitted and has not ended: job 17: running"):
-        resume.refuse_running(run, attempt)
+        refuse_running(run, attempt)
     queue.state = "ended"
-    resume.refuse_running(run, attempt)
+    refuse_running(run, attempt)
 
 
 def test_the_process_of_a_copied_run_is_the_originals_alone(run: RunDir, tmp_path: Path) -> None:
@@ -246,7 +250,7 @@ def test_stop_says_that_nobody_is_left(run: RunDir, monkeypatch: pytest.MonkeyPa
     gone.wait()
     _start(run, 1)
     with pytest.raises(
-        InputError, match=rf"nobody is alive to take a stop request \(process {gone.pid} of this host\)"
+        InputError, match=rf"no process is left to handle a stop request \(process {gone.pid} of this host\)"
     ):
         stop.run(_args(run))
     assert list(run.requests.iterdir()) == []
@@ -261,7 +265,9 @@ def test_stop_of_a_run_that_another_machine_starts_is_filed_while_it_may_come_up
     _start(run, 1)
     assert stop.run(_args(run)).attempt == 1
     monkeypatch.setattr(stop, "STARTING", 0.0)
-    with pytest.raises(InputError, match=r"nobody is alive to take a stop request \(process 1 of host .*\); it ran on"):
+    with pytest.raises(
+        InputError, match=r"no process is left to handle a stop request \(process 1 of host .*\); it ran on"
+    ):
         stop.run(_args(run))
 
 
@@ -349,9 +355,6 @@ def test_a_choice_replaces_the_runs_own_group(run: RunDir, tmp_path: Path) -> No
 
 
 def test_a_detached_run_that_does_not_start_is_told_at_once(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gemctl.launch.follow import wait_for_start
-    from gemctl.launchers import local
-
     broken = run.path / "python"
     broken.write_text("#!/bin/sh\necho no such module >&2\nexit 1\n")
     broken.chmod(0o755)
@@ -359,6 +362,6 @@ def test_a_detached_run_that_does_not_start_is_told_at_once(run: RunDir, monkeyp
     submission = _submit(run)
     local.start(run, submission, compose(None, []))
     began = time.monotonic()
-    with pytest.raises(GemctlError, match=r"did not start: no attempt was made \(process .*\)\nno such module"):
+    with pytest.raises(GemctlError, match=r"did not start: it has no attempt \(process .*\)\nno such module"):
         wait_for_start(run, submission, api.launcher_of("local"))
     assert time.monotonic() - began < 5

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gemctl.cli import parser_of
 from gemctl.commands import list as listing
 from gemctl.commands import resume, status
 from gemctl.report.report import build
@@ -156,6 +157,4 @@ def saved_in(run: RunDir) -> list[Checkpoint]:
 
 def resuming(path: str) -> Any:
     """The arguments of `gemctl resume PATH --dry-run`."""
-    parser = argparse.ArgumentParser()
-    resume.arguments(parser)
-    return parser.parse_args([path, f"train.steps={STEPS}", "--dry-run"])
+    return parser_of("resume").parse_args([path, f"train.steps={STEPS}", "--dry-run"])

@@ -12,12 +12,12 @@ import pytest
 
 from gemctl import durable
 from gemctl.checkpoint.retention import prune
-from gemctl.commands.configured import planned
 from gemctl.config.compose import compose, to_yaml
 from gemctl.config.schema import Config
 from gemctl.data.synthetic import ensure
 from gemctl.durable import create
 from gemctl.plan.build import to_json
+from gemctl.plan.job import planned
 from gemctl.run import requests
 from gemctl.run.attempt import Attempt, Base, claim
 from gemctl.run.directory import RunDir

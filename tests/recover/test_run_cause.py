@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gemctl.process import WORDLESS
+from gemctl.process import UNREPORTED
 from gemctl.recover.cause import Frame, hung_rank, root_cause, threads, waits
 from gemctl.recover.records import RankRecord
 from gemctl.run.attempt import Attempt, claim
@@ -121,7 +121,7 @@ Current thread 0x00007f02 (most recent call first):
 
 def _agent_said(attempt: Attempt, text: str) -> str:
     attempt.agent_output(0).write_text(text, encoding="utf-8")
-    return root_cause(attempt, [RankRecord(0)], None, WORDLESS).text()
+    return root_cause(attempt, [RankRecord(0)], None, UNREPORTED).text()
 
 
 def test_agent_that_could_not_record_why_it_failed_is_quoted(attempt: Attempt) -> None:
@@ -133,12 +133,12 @@ def test_agent_that_could_not_record_why_it_failed_is_quoted(attempt: Attempt) -
 def test_agent_that_could_not_even_print_why_it_failed_is_told_with_the_full_disk(
     attempt: Attempt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert _agent_said(attempt, "a warning: x\n") == "the agent failed: it ended without a word"
+    assert _agent_said(attempt, "a warning: x\n") == "the agent failed: it exited without reporting a cause"
     for blocks, files, free in ((0, 100, 7), (9, 100, 0), (9, 0, 0)):
         disk = SimpleNamespace(f_bavail=blocks, f_files=files, f_favail=free)
         monkeypatch.setattr("gemctl.recover.cause.os.statvfs", lambda _, disk=disk: disk)
         full = f" (the disk of {attempt.path} is full)" if files else ""
-        assert _agent_said(attempt, "") == f"the agent failed: it ended without a word{full}"
+        assert _agent_said(attempt, "") == f"the agent failed: it exited without reporting a cause{full}"
 
 
 def test_a_full_disk_that_no_file_is_named_for_is_told_with_what_is_left(attempt: Attempt) -> None:

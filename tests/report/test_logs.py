@@ -15,7 +15,7 @@ import pytest
 
 from gemctl.commands import logs
 from gemctl.errors import InputError
-from gemctl.launch.follow import comes_up
+from gemctl.launch.liveness import is_starting
 from gemctl.report.logs import AttemptTail, Line, Selection
 from gemctl.run.attempt import Attempt, Base, Heartbeat, claim
 from gemctl.run.directory import RunDir
@@ -200,13 +200,13 @@ def test_following_ends_where_nobody_is_left(run: RunDir, monkeypatch: pytest.Mo
     gone = subprocess.Popen([sys.executable, "-c", ""])
     submission = _submitted(run, gone.pid)
     gone.wait()
-    monkeypatch.setattr("gemctl.launch.follow.JOB_POLL", 0.0)
+    monkeypatch.setattr("gemctl.launch.liveness.JOB_POLL", 0.0)
     submission.output.write_text("error: something\n")
     assert list(logs._followed(run, Selection()))[-1] == (
-        f"run {run.run_id} did not start: no attempt was made (process {gone.pid} of this host)\nerror: something"
+        f"run {run.run_id} did not start: it has no attempt (process {gone.pid} of this host)\nerror: something"
     )
     _start(run, 1)
-    assert "its supervisor has gone" in str(list(logs._followed(run, Selection()))[-1])
+    assert "its supervisor is gone" in str(list(logs._followed(run, Selection()))[-1])
 
 
 def test_an_interrupt_ends_the_following_and_says_so(run: RunDir) -> None:
@@ -218,7 +218,7 @@ def test_an_interrupt_ends_the_following_and_says_so(run: RunDir) -> None:
     assert "process" in shown.stdout.readline()
     shown.send_signal(signal.SIGINT)
     _, told = shown.communicate(timeout=30)
-    assert (shown.returncode, told) == (130, f"run {run.run_id} is no longer followed; whatever it does, it goes on\n")
+    assert (shown.returncode, told) == (130, f"no longer following run {run.run_id}, which is left as it is\n")
 
 
 def test_what_an_agent_printed_is_shown(run: RunDir) -> None:
@@ -235,10 +235,10 @@ def test_following_from_another_machine_ends_where_nothing_beats(run: RunDir, mo
     monkeypatch.setattr(logs, "POLL", 0.01)
     _submitted(run, 1)
     with Heartbeat(attempt := _start(run, 1), 0.01):
-        _wait_until(lambda: not comes_up(attempt))
+        _wait_until(lambda: not is_starting(attempt))
     monkeypatch.setattr("socket.gethostname", lambda: "elsewhere")
     last = list(logs._followed(run, Selection()))[-1]
-    assert "attempt 1: no beat from" in str(last) and str(last).endswith("whoever ran it is gone")
+    assert "attempt 1: no heartbeat from" in str(last) and str(last).endswith("its supervisor is gone")
 
 
 def test_a_reader_that_has_gone_ends_the_writing(run: RunDir) -> None:

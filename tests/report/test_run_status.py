@@ -10,7 +10,7 @@ import pytest
 from gemctl.commands import list as listing
 from gemctl.commands import resume, status, stop
 from gemctl.errors import InputError
-from gemctl.launch.supervise import refuse_living
+from gemctl.launch.liveness import refuse_beating
 from gemctl.report.status import RunStatus
 from gemctl.run import requests
 from gemctl.run.attempt import Attempt, Base, Heartbeat, claim
@@ -76,7 +76,7 @@ def test_list_shows_the_newest_and_counts_the_others(tmp_path: Path) -> None:
 
 
 def test_stop_is_filed_for_a_run_that_beats_and_refused_else(run: RunDir) -> None:
-    with pytest.raises(InputError, match="does not run"):
+    with pytest.raises(InputError, match="is not running"):
         stop.run(_args(run))
     attempt = _start(run, 1)
     with Heartbeat(attempt, 0.02):
@@ -84,7 +84,7 @@ def test_stop_is_filed_for_a_run_that_beats_and_refused_else(run: RunDir) -> Non
     assert (filed.attempt, filed.request) == (1, 1)
     assert requests.pending(run, attempt) == [requests.Request(1, "stop")]
     attempt.write_end("stopped", step=3)
-    with pytest.raises(InputError, match="does not run"):
+    with pytest.raises(InputError, match="is not running"):
         stop.run(_args(run))
 
 
@@ -92,11 +92,11 @@ def test_resume_of_a_run_that_beats_is_refused_with_host_and_age(run: RunDir) ->
     attempt = _start(run, 1)
     with (
         Heartbeat(attempt, 0.02),
-        pytest.raises(InputError, match=rf"runs on host {attempt.claim().host}, its last beat is 0\.\d s old"),
+        pytest.raises(InputError, match=rf"runs on host {attempt.claim().host}, its last heartbeat is 0\.\d s old"),
     ):
-        refuse_living(run, attempt)
+        refuse_beating(run, attempt)
     attempt.write_end("stopped", step=3)
-    refuse_living(run, attempt)
+    refuse_beating(run, attempt)
 
 
 def test_resume_of_a_run_that_was_never_launched_is_refused(run: RunDir) -> None:
@@ -111,11 +111,11 @@ def test_folder_whose_maker_died_before_its_claim_is_a_dead_attempt(
     (run.path / "attempts" / "9").mkdir()
     monkeypatch.setattr("gemctl.run.attempt.PATIENCE", 0.1)
     assert _status(run).state == "silent"
-    with pytest.raises(InputError, match="does not run"):
+    with pytest.raises(InputError, match="is not running"):
         stop.run(_args(run))
     last = run.last_attempt()
     assert last is not None
-    refuse_living(run, last)
+    refuse_beating(run, last)
     assert _start(run, last.number + 1).number == 10
 
 

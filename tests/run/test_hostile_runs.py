@@ -182,6 +182,6 @@ def test_modules_that_a_run_names_are_told_before_they_are_imported_and_not_by_l
     capsys.readouterr()
     assert main(["resume", str(run.path), "--dry-run"]) == 2
     told = capsys.readouterr().err.splitlines()
-    assert told[0] == f"{run.run_id}: its configuration has these modules imported here: planted_specs"
+    assert told[0] == f"{run.run_id}: its configuration imports these modules here: planted_specs"
     assert "importing planted_specs raises ImportError" in told[1]
     assert mark.exists() and "planted_specs" not in sys.modules

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gemctl.process import exit_code, how_ended, run_module, wait_until_gone
+from gemctl.process import exit_code, how_ended, wait_until_gone
+from gemctl.torch_call import call
 
 SLEEPER = """
 import os, pathlib, sys, time
@@ -38,7 +39,7 @@ def test_child_does_not_outlive_its_command(
         for taken in (signal.SIGTERM, signal.SIGINT):
             signal.signal(taken, signal.default_int_handler)
         try:
-            run_module("sleeper", capture=True)
+            call("sleeper:sleep", str)
         finally:
             os._exit(3)
     assert _appears(tmp_path / "pid")

@@ -13,7 +13,7 @@ from gemctl.config.compose import compose
 from gemctl.config.slurm import SlurmConfig
 from gemctl.errors import InputError
 from gemctl.launchers import slurm
-from gemctl.launchers.request import literal, request
+from gemctl.launchers.api import literal, request
 from gemctl.launchers.slurm_client import parse_facts
 from gemctl.launchers.slurm_job import batch_job, directive, file_name, step
 from gemctl.run.directory import RunDir
@@ -101,7 +101,7 @@ def test_batch_script_runs_the_command_with_the_values(text: str, tmp_path: Path
 def test_path_with_a_line_break_is_refused() -> None:
     config = compose(None, ["launcher=slurm"])
     config.run.root = "a\nb"
-    with pytest.raises(InputError, match="sbatch takes no path with a line break"):
+    with pytest.raises(InputError, match="sbatch accepts no path with a line break"):
         slurm.check(config)
 
 

@@ -18,10 +18,9 @@ from gemctl.config.schema import Config
 from gemctl.config.sweep import expand
 from gemctl.errors import InputError, TooFewHosts
 from gemctl.launchers import slurm, slurm_client
-from gemctl.launchers.request import from_json, request, to_json
-from gemctl.launchers.slurm_agents import PORTS, port, task_ends
+from gemctl.launchers.api import from_json, request, to_json
+from gemctl.launchers.slurm_agents import PORTS, check_enough, check_nodes, choose, port, task_ends
 from gemctl.launchers.slurm_job import shell_word, step
-from gemctl.launchers.slurm_nodes import ask, check_enough, choose
 from gemctl.launchers.slurm_scheduler import create_scheduler
 from gemctl.plan.fit import cluster_memory
 
@@ -116,7 +115,7 @@ def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_option_is_in_the_batch_script() -> None:
     config = compose(None, EVERYTHING)
-    form = slurm.form(app_of(config), config, RUN / "submissions" / "2")
+    form = slurm.script(app_of(config), config, RUN / "submissions" / "2")
     assert form == SCRIPT.replace("PYTHON", sys.executable)
 
 
@@ -129,7 +128,7 @@ def test_agents_are_one_step_on_named_nodes() -> None:
 
 def test_what_is_not_asked_for_is_not_in_the_script() -> None:
     config = compose(None, ["launcher=slurm", "launcher.slurm.requeue=false"])
-    lines = slurm.form(app_of(config), config, RUN / "submissions" / "1").splitlines()
+    lines = slurm.script(app_of(config), config, RUN / "submissions" / "1").splitlines()
     assert [line for line in lines if "SBATCH" in line] == [
         "#SBATCH --job-name=7",
         "#SBATCH --nodes=2",
@@ -147,7 +146,7 @@ def test_variables_are_passed_by_name_and_their_values_are_nowhere(
     monkeypatch.setenv("WANDB_API_KEY", "hunter2")
     config = compose(None, ["launcher=slurm", "launcher.slurm.env_from=[WANDB_API_KEY,HF_TOKEN]"])
     app = app_of(config)
-    script = slurm.form(app, config, RUN / "submissions" / "1")
+    script = slurm.script(app, config, RUN / "submissions" / "1")
     assert "#SBATCH --export=ALL,WANDB_API_KEY,HF_TOKEN\n" in script
     assert "--export=ALL" in step(app.roles[0], slurm.options(config))  # from the job to its steps
     assert "hunter2" not in script + json.dumps(to_json(app)) + to_yaml(config)
@@ -163,7 +162,7 @@ def test_variables_are_passed_by_name_and_their_values_are_nowhere(
 
 def test_gres_stands_over_the_gpus_of_the_ranks() -> None:
     config = compose(None, ["launcher=slurm", "cluster=cuda", "cluster.gpu=H100", "launcher.slurm.gres='gpu:h100:8'"])
-    assert "--gres=gpu:h100:8\n" in slurm.form(app_of(config), config, RUN / "submissions" / "1")
+    assert "--gres=gpu:h100:8\n" in slurm.script(app_of(config), config, RUN / "submissions" / "1")
 
 
 def test_request_goes_through_its_file() -> None:
@@ -218,7 +217,7 @@ def test_options_that_nothing_would_use_are_named() -> None:
 
 def test_options_of_another_launcher_are_said_to_be_unused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "launcher.slurm.partition=gpu", "--dry-run", "--json"]) == 0
-    assert "launcher.slurm is not used: launcher.kind=local" in capsys.readouterr().err
+    assert "launcher.slurm is ignored: launcher.kind=local" in capsys.readouterr().err
 
 
 def test_memory_of_nodes_is_not_this_machines() -> None:
@@ -271,7 +270,7 @@ def test_what_a_client_says_is_told_without_its_name_before_every_line(
 
 def test_srun_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(slurm_client.SlurmError, match="srun cannot be started on this node: No such file"):
-        ask([str(tmp_path / "srun")], tmp_path / "nodes", ["n1"], 1)
+        check_nodes([str(tmp_path / "srun")], tmp_path / "nodes", ["n1"], 1)
 
 
 ADDRESSES = {"n1": "spine.leaf1.n1", "n2": "spine.leaf2.n2", "n3": "spine.leaf1.n3", "n10": "spine.leaf2.n10"}
@@ -293,8 +292,8 @@ def test_nodes_of_one_leaf_are_taken_before_others(left_out: list[str], wanted: 
 
 
 def test_too_few_nodes_are_named() -> None:
-    with pytest.raises(TooFewHosts, match=r"2 nodes are planned, 1 can take part \(n2: it gave no sign\)") as caught:
-        check_enough(["n1"], {"n2": "it gave no sign"}, True, 2)
+    with pytest.raises(TooFewHosts, match=r"2 nodes are planned, 1 can take part \(n2: it did not report\)") as caught:
+        check_enough(["n1"], {"n2": "it did not report"}, True, 2)
     assert caught.value.lost
 
 
@@ -320,7 +319,7 @@ def test_report_without_failures_is_well() -> None:
 
 def test_sweep_is_one_array_with_a_run_for_each_task() -> None:
     config = compose(None, ["launcher=slurm", "launcher.slurm.array_at_once=2"])
-    script = slurm.array_form(app_of(config), config, [RUN / "submissions" / "1", Path("/r/b c/submissions/1")])
+    script = slurm.array_script(app_of(config), config, [RUN / "submissions" / "1", Path("/r/b c/submissions/1")])
     assert "#SBATCH --array=0-1%2\n" in script
     assert script.endswith(
         "runs=(\n  /scratch/runs/gem/7\n  '/r/b c'\n)\nrun=${runs[SLURM_ARRAY_TASK_ID]}\n"
@@ -369,7 +368,7 @@ def test_torchx_gets_one_job_of_one_component() -> None:
     ("options", "roles", "told"),
     [
         ({"partion": "x"}, 1, "partion: Unexpected keyword"),
-        ({"cpus_per_rank": 2}, 1, "cpus_per_rank: no option of gemctl_slurm"),
+        ({"cpus_per_rank": 2}, 1, "cpus_per_rank: not an option of gemctl_slurm"),
         ({}, 2, "a job has one role"),
     ],
 )

@@ -14,13 +14,13 @@ from torch import Tensor
 
 import gemctl.ranks.worker
 from gemctl import env
-from gemctl.commands.configured import planned
 from gemctl.config.compose import compose, to_yaml
 from gemctl.data.batch import Batch
 from gemctl.data.synthetic import ensure
 from gemctl.errors import GemctlError
 from gemctl.parallel.assemble import ShardedModel
 from gemctl.plan.build import to_json
+from gemctl.plan.job import planned
 from gemctl.recover.context import Prepared
 from gemctl.recover.supervisor import run_attempts
 from gemctl.run.directory import RunDir

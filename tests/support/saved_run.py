@@ -6,13 +6,13 @@ run = saved_run(tmp_path, steps=[2, 4], topology.dp_replicate=2)
 from dataclasses import replace
 from pathlib import Path
 
-from gemctl.commands.configured import planned
 from gemctl.config.compose import compose, to_yaml
 from gemctl.config.schema import Config
 from gemctl.data.synthetic import ensure
 from gemctl.durable import create, sync_file
-from gemctl.launch.inputs import absolute, taken
+from gemctl.launch.inputs import absolute_paths, record
 from gemctl.plan.build import to_json
+from gemctl.plan.job import planned
 from gemctl.plan.state import saved_state
 from gemctl.run.attempt import Attempt, Base, claim
 from gemctl.run.directory import RunDir
@@ -41,12 +41,12 @@ def saved_run(folder: Path, steps: list[int], reached: int) -> RunDir:
 
 def saved(config: Config, steps: list[int], reached: int) -> RunDir:
     """The same of any configuration whose data are there."""
-    config = replace(config, data=absolute(config.data))
+    config = replace(config, data=absolute_paths(config.data))
     run = RunDir.create(config.run.root, config.run.name, ["gemctl", "train"])
     attempt = claim(run.path, 1, nodes=1, ranks_per_node=4, heartbeat=0.02)
     create(attempt.config, to_yaml(config))
     create(attempt.plan, to_json(planned(config)))
-    write(taken(config.data), attempt.path, run.path)
+    write(record(config.data), attempt.path, run.path)
     attempt.write_base(Base(None, 0))
     StageRecorder(attempt, 0).enter("step", reached)
     attempt.write_end("failed", step=reached)

@@ -2,7 +2,8 @@
 
 import io
 import json
-from argparse import ArgumentParser, Namespace
+import subprocess
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from rich.console import Console
 from sklearn.metrics import roc_auc_score
 
+from gemctl import torch_call
+from gemctl.cli import parser_of
 from gemctl.commands import eval as command
 from gemctl.config.compose import to_yaml
 from gemctl.config.schema import Config, DataConfig, TopologyConfig, TrainConfig
@@ -22,6 +26,7 @@ from gemctl.report.scores import Evaluation
 from gemctl.run.attempt import Base, claim
 from gemctl.run.directory import RunDir
 from gemctl.specs.model import ModelConfig
+from gemctl.train.evaluate import ScoreFile
 from tests.support.world import run_world
 
 TRAIN, SCORED = 300, 101
@@ -119,23 +124,20 @@ def scored(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunDir, np.ndarray
 
 def run_command(monkeypatch: pytest.MonkeyPatch, *words: str) -> Evaluation:
     """`gemctl eval` that scores in this process instead of in a new one (seconds of imports)."""
-    from gemctl.train.evaluate import main
 
-    class Done:
-        def __init__(self, module: str, *words: str) -> None:
-            assert module == "gemctl.train.evaluate"
-            threads = torch.get_num_threads()
-            self.returncode = main(list(words))
+    def in_process(function: str, request: str) -> str:
+        threads = torch.get_num_threads()
+        try:
+            return torch_call.answer(function, request)
+        finally:
             torch.set_num_threads(threads)
 
-    monkeypatch.setattr("gemctl.process.run_module", Done)
+    monkeypatch.setattr(torch_call, "_in_process", in_process)
     return command.run(parsed(*words))
 
 
 def parsed(*words: str) -> Namespace:
-    parser = ArgumentParser()
-    command.arguments(parser)
-    return parser.parse_args(list(words))
+    return parser_of("eval").parse_args(list(words))
 
 
 def test_scores_and_figures_equal_those_of_the_ranks(
@@ -163,8 +165,6 @@ def test_scores_and_figures_equal_those_of_the_ranks(
 
 
 def check_shown(value: Evaluation) -> None:
-    from rich.console import Console
-
     out = io.StringIO()
     Console(file=out, width=200).print(rendered(value))
     shown = out.getvalue()
@@ -204,7 +204,7 @@ def test_wrong_input_is_named_by_the_command(
     with pytest.raises(InputError, match=r"column 'tags' is list<element: int64>, but column 'tags' of"):
         run_command(monkeypatch, str(run.path), "--data", str(other))
     other.unlink()
-    monkeypatch.setattr("gemctl.process.run_module", None)  # what follows never gets to the scoring
+    monkeypatch.setattr(torch_call, "_in_process", None)  # what follows never gets to the scoring
     for out in (str(tmp_path / "no" / "folder.parquet"), str(tmp_path), "", "/dev/null", str(tmp_path / ("n" * 300))):
         with pytest.raises(InputError, match="cannot be written"):
             command.run(parsed(str(run.path), "--out", out))
@@ -218,14 +218,12 @@ def test_wrong_input_is_named_by_the_command(
         assert kept.read_bytes() == before
     config = run.attempt(1).config
     config.rename(config.with_name("moved"))
-    with pytest.raises(InputError, match=r"config\.yaml: is missing; it says which model step_6"):
+    with pytest.raises(InputError, match=r"config\.yaml: missing; it describes the model of step_6"):
         command.run(parsed(str(run.path)))
     config.with_name("moved").rename(config)
 
 
 def test_a_failure_while_scoring_leaves_no_file(tmp_path: Path) -> None:
-    from gemctl.train.evaluate import ScoreFile
-
     with pytest.raises(RuntimeError), ScoreFile(tmp_path / "scores.parquet", ["click"]):
         raise RuntimeError
     assert not list(tmp_path.iterdir())
@@ -234,9 +232,7 @@ def test_a_failure_while_scoring_leaves_no_file(tmp_path: Path) -> None:
 def test_a_scoring_process_that_dies_is_an_error(
     scored: tuple[RunDir, np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Died:
-        returncode = -9
-
-    monkeypatch.setattr("gemctl.process.run_module", lambda *_, **__: Died())
-    with pytest.raises(GemctlError, match="exit code -9"):
+    died = subprocess.CompletedProcess([], -9, stdout="")
+    monkeypatch.setattr("subprocess.run", lambda *_, **__: died)
+    with pytest.raises(GemctlError, match=r"gemctl\.train\.evaluate:evaluate failed \(killed by SIGKILL\)"):
         command.run(parsed(str(scored[0].path)))
