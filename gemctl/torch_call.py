@@ -2,10 +2,11 @@
 
     found = call("gemctl.checkpoint.diff:compare", Comparison, a=Path("…"), b=Path("…"))
 
-Arguments and result are values that pydantic can turn into JSON and back: numbers, strings, paths, dataclasses. The
+Arguments and result are plain values, paths and dataclasses; pydantic makes them of JSON by their annotations. The
 process gets its arguments on stdin and writes its reply to stdout; whatever else the function prints goes to stderr.
 """
 
+import dataclasses
 import functools
 import importlib
 import inspect
@@ -14,6 +15,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
@@ -30,8 +32,7 @@ def call(function: str, kind: type[Result], **arguments: Any) -> Result:
 
     Raises the function's InputError or GemctlError; GemctlError if its process dies.
     """
-    request = {name: TypeAdapter(Any).dump_python(value, mode="json") for name, value in arguments.items()}
-    reply = json.loads(_in_process(function, json.dumps(request)))
+    reply = json.loads(_in_process(function, json.dumps(arguments, default=_plain)))
     if "problems" in reply:
         problems, code = reply["problems"], reply["exit_code"]
         raise InputError(problems) if code == InputError.exit_code else GemctlError("\n".join(problems))
@@ -68,7 +69,7 @@ def answer(function: str, request: str) -> str:
         annotations = inspect.signature(work, eval_str=True).parameters
         arguments = {name: TypeAdapter(annotations[name].annotation).validate_python(given[name]) for name in given}
         result = work(**arguments)
-        return json.dumps({"result": TypeAdapter(Any).dump_python(result, mode="json")})
+        return json.dumps({"result": result}, default=_plain)
     except GemctlError as error:
         problems = error.problems if isinstance(error, InputError) else str(error).splitlines()
         return json.dumps({"problems": problems, "exit_code": error.exit_code})
@@ -76,6 +77,10 @@ def answer(function: str, request: str) -> str:
         if (problem := os_problem(error)) is None:
             raise
         return json.dumps({"problems": [problem], "exit_code": GemctlError.exit_code})
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, Path) else dataclasses.asdict(value)
 
 
 def _resolve(function: str) -> Callable[..., Any]:

@@ -59,12 +59,12 @@ def _function(path: str) -> Peer:
     return function
 
 
-def run(args: KernelSettings) -> KernelBench:
+def run(settings: KernelSettings) -> KernelBench:
     """The whole benchmark, on inputs that are the same each time."""
     start = time.monotonic()
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        value = measure(args, peers(args.peer))
+        value = measure(settings, peers(settings.peer))
     value.settings |= {
         "seconds": f"{time.monotonic() - start:.0f}",
         "backends": ", ".join(sorted(set(dispatch.used().values()))),

@@ -44,9 +44,9 @@ def export(checkpoint: Path, target: Path, largest: int, optimizer: bool) -> Exp
     objects = {key: stored for key, stored in manifest.objects.items() if optimizer or not key.startswith("optim.")}
     files = dict(_named(_split(objects, largest)))
     draft = target.with_name(f".{target.name}.{os.getpid()}")
-    make_folders(target.parent)
-    draft.mkdir()
     try:
+        make_folders(target.parent)
+        draft.mkdir()
         for name, keys in files.items():
             _write(draft / name, {key: objects[key] for key in keys}, reader, manifest)
         total = sum(stored.bytes for stored in objects.values())

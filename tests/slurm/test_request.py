@@ -155,7 +155,7 @@ def test_variables_are_passed_by_name_and_their_values_are_nowhere(
     assert error.value.problems == ["launcher.slurm.env_from: HF_TOKEN is not set in this shell"]
     twice = ["launcher.slurm.env={A: x}", "launcher.slurm.env_from=[A]"]
     assert main(["train", "launcher=slurm", *twice]) == 2
-    assert "launcher.slurm.env_from: A has a value in launcher.slurm.env too" in capsys.readouterr().err
+    assert "launcher.slurm.env_from: A is set in launcher.slurm.env too" in capsys.readouterr().err
     assert main(["train", "launcher=slurm", "launcher.slurm.env_from=['A=x']"]) == 2
     assert "env_from" in capsys.readouterr().err
 
@@ -212,7 +212,7 @@ def test_options_that_nothing_would_use_are_named() -> None:
     with pytest.raises(InputError) as caught:
         slurm.check(compose(None, ["launcher=slurm", *words]))
     assert len(caught.value.problems) == 2
-    assert "launcher.slurm.container_image is not" in caught.value.problems[1]
+    assert "no effect without launcher.slurm.container_image" in caught.value.problems[1]
 
 
 def test_options_of_another_launcher_are_said_to_be_unused(capsys: pytest.CaptureFixture[str]) -> None:

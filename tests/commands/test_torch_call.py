@@ -1,0 +1,77 @@
+"""Calls of functions in a process of their own: what goes there and comes back, and that every call fits its function."""
+
+import ast
+import inspect
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gemctl import torch_call
+from gemctl.errors import DoesNotFit, GemctlError, InputError
+
+HERE = "tests.commands.test_torch_call"
+COMMANDS = Path(__file__).resolve().parents[2] / "gemctl" / "commands"
+
+
+@dataclass(frozen=True)
+class Point:
+    x: float
+    at: Path
+
+
+def moved(point: Point, by: float) -> Point:
+    return Point(point.x + by, point.at / "moved")
+
+
+def refused(error: str) -> None:
+    raise {
+        "input": InputError(["a: wrong", "b: wrong too"]),
+        "run": GemctlError("rank 1 died"),
+        "fit": DoesNotFit("too large"),
+        "disk": OSError(28, "full", "/x/y"),
+        "bug": OSError(9, "bad descriptor"),
+    }[error]
+
+
+@pytest.fixture(autouse=True)
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_call, "_in_process", torch_call.answer)
+
+
+def test_dataclasses_and_paths_go_there_and_back() -> None:
+    point = Point(float("inf"), Path("/a"))
+    assert torch_call.call(f"{HERE}:moved", Point, point=point, by=1.5) == Point(float("inf"), Path("/a/moved"))
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "message"),
+    [
+        ("input", InputError, "a: wrong\nb: wrong too"),
+        ("run", GemctlError, "rank 1 died"),
+        ("fit", GemctlError, "too large"),
+        ("disk", GemctlError, "/x/y: No space left on device"),
+    ],
+)
+def test_errors_for_the_user_come_back(error: str, kind: type[GemctlError], message: str) -> None:
+    with pytest.raises(GemctlError) as raised:
+        torch_call.call(f"{HERE}:refused", dict[str, Any], error=error)
+    assert (type(raised.value), str(raised.value)) == (kind, message)
+
+
+def test_defects_keep_their_traceback() -> None:
+    with pytest.raises(OSError, match="bad descriptor"):
+        torch_call.answer(f"{HERE}:refused", json.dumps({"error": "bug"}))
+
+
+def test_every_call_fits_its_function() -> None:
+    calls = []
+    for file in sorted(COMMANDS.glob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch_call.call":
+                function = torch_call._resolve(ast.literal_eval(node.args[0]))
+                inspect.signature(function).bind(**{str(keyword.arg): None for keyword in node.keywords})
+                calls.append(function.__name__)
+    assert sorted(calls) == ["compare", "evaluate", "export", "measure", "measure", "run"]
