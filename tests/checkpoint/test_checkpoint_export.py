@@ -81,11 +81,11 @@ def test_where_an_export_goes(
     asked = ["checkpoint", "export", str(saved[0])]
     assert main([*asked, str(tmp_path), "--file-gb", "0"]) == 2
     said = capsys.readouterr().err
-    assert "is there already" in said and "--file-gb 0.0: must be above 0" in said
+    assert "exists already" in said and "--file-gb 0.0: must be above 0" in said
     assert main(["checkpoint", "export", f"{saved[0]}:3", str(tmp_path / "x")]) == 2
     assert "the run has those of step 2" in capsys.readouterr().err
     assert main([*asked, str(saved[0] / "checkpoints/step_9.a1")]) == 2
-    assert "whose folders are the run's own" in capsys.readouterr().err
+    assert "whose folders are managed by gemctl" in capsys.readouterr().err
 
 
 @pytest.mark.slow

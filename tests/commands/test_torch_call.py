@@ -1,4 +1,4 @@
-"""Calls of functions in a process of their own: what goes there and comes back, and that every call fits its function."""
+"""Calls of functions in a process of their own: what goes there and comes back; every call fits its function."""
 
 import ast
 import inspect
