@@ -1,4 +1,4 @@
-"""Writes docs/reference.md: every command, every group, every key, from the code that takes them.
+"""Writes docs/reference.md: every command, group and key, from the code that defines them.
 
 python -m gemctl.reference > docs/reference.md
 """
@@ -46,13 +46,13 @@ from gemctl.specs.yaml_file import KeyPath, dotted
 _MISSING = object()
 
 EXIT_CODES = {
-    0: "done, or stopped by `gemctl stop`; what was done is saved",
+    0: "finished, or stopped by `gemctl stop` after saving",
     1: "the run failed; the message names the rank and the stage",
-    2: "bad input; nothing was started, every problem is on a line of its own",
-    3: "the plan does not fit; the message names the largest objects and the nearest change that fits",
-    130: "interrupted by Ctrl-C, or ended by `gemctl stop --now`; what was done is saved (not after that, or a second "
-    "Ctrl-C), the message says how to go on",
-    143: "told to end by SIGTERM, or by SIGUSR1 where no scheduler brings the run back; else as 130",
+    2: "bad input; nothing was started; every problem has its own line",
+    3: "the plan does not fit into memory; the message names the largest objects and the nearest change that would fit",
+    130: "interrupted by Ctrl-C, or ended by `gemctl stop --now`; after one Ctrl-C the progress is saved and the "
+    "message says how to resume; after `--now` or a second Ctrl-C, steps since the last checkpoint are lost",
+    143: "as 130, by SIGTERM, or by SIGUSR1 if no scheduler requeues the run",
 }
 
 
@@ -69,27 +69,27 @@ Written by `make docs` from the schema and from each command's `--help`.
 
 ## Configurations
 
-A configuration is composed in this order, later over earlier:
+A configuration is composed in this order; later entries override earlier ones:
 
-1. the chosen file of every group, `configs/GROUP/CHOICE.yaml` (Hydra);
-2. the experiment, which chooses groups and sets values over them;
+1. one file per group, `configs/GROUP/CHOICE.yaml` (Hydra);
+2. the experiment, which chooses groups and overrides their values;
 3. your own `FILE.yaml`;
 4. `KEY=VALUE` on the command line.
 
-`gemctl train --cfg` prints the result; `gemctl config export` writes it as a file that stands alone. Every key, choice
-and value is checked before anything starts: all problems at once, each with the override's text or `file:line` and the
-nearest right word.
+`gemctl train --cfg` prints the result; `gemctl config export` writes it as a standalone file. Every key, choice and
+value is checked before anything starts, and all problems are reported at once, each with the override or `file:line`
+and the nearest valid name.
 
 ```bash
 gemctl train experiment=ml100k train.steps=50             # a choice and a value
 gemctl train 'optim.dense.betas=[0.9,0.99]' data.eval=null
-gemctl train 'run.name="2026"'                            # quotes inside make it a string
+gemctl train 'run.name="2026"'                            # inner quotes make it a string
 gemctl train 'topology.tables={user: table_wise}'
 gemctl train experiment=parquet data.spec=clicks.yaml data.train=clicks.parquet
 gemctl train my.yaml --config-dir my_configs model=wide   # my_configs/model/wide.yaml
 ```
 
-A `FILE.yaml` has the keys below, nested, and may choose groups as Hydra does. `${key}` takes another key's value.
+A `FILE.yaml` has the keys below, nested, and may choose groups as in Hydra. `${key}` refers to another key's value.
 
 ```yaml
 defaults:
@@ -124,12 +124,12 @@ def _groups() -> str:
             text = (BUILT_IN / group / f"{choice}.yaml").read_text(encoding="utf-8")
             comment = next((line[2:] for line in text.splitlines() if line.startswith("# ") and "@" not in line), "")
             rows.append([f"`{group}={choice}`", "yes" if defaults[group] == choice else "", comment])
-    intro = "`GROUP=CHOICE` takes `configs/GROUP/CHOICE.yaml`; `--config-dir DIR` adds the choices in `DIR/GROUP/`."
+    intro = "`GROUP=CHOICE` selects `configs/GROUP/CHOICE.yaml`; `--config-dir DIR` adds the choices in `DIR/GROUP/`."
     return f"## Groups\n\n{intro}\n\n" + _table(["choice", "default", "what it is"], rows)
 
 
 def _keys() -> Iterator[str]:
-    yield "## Keys\n\nThe default is what `gemctl train` takes when nothing is said."
+    yield "## Keys\n\nThe default is the value in `gemctl train` without arguments."
     composed = Groups().compose({})
     for group, node in tree()["properties"].items():
         rows = list(_rows((group,), node, composed))
@@ -202,8 +202,8 @@ def _default(path: KeyPath, composed: Any) -> Any:
 
 BLOCKS = """\
 Each layer reads the tokens X and the event histories S: X_sum ← compressed X; S ← `sequence`(S, X_sum) and H ←
-`summary`(S) for every event sequence; X ← `interaction`([X ‖ H]). The formulas stand in the modules' docstrings below
-`gemctl/model/`; [models.md](models.md) says more. A block is a mapping with its `kind`:
+`summary`(S) for every event sequence; X ← `interaction`([X ‖ H]). The formulas are in the docstrings of
+`gemctl/model/`; see also [models.md](models.md). A block is a mapping with its `kind`:
 
 ```yaml
 layers:
@@ -216,10 +216,10 @@ layers:
 
 def _resuming() -> str:
     intro = (
-        "`gemctl resume RUN KEY=VALUE` changes keys of a run that goes on. A rule holds for a key, or for all keys of "
-        "a group that have none of their own; `--allow KEY` takes keys and groups.\n\n"
-        "For `data.spec`, `data.train` and `data.eval` the content counts: a new place of the same content is free, "
-        "and files that have changed where they are count as a change of their key."
+        "`gemctl resume RUN KEY=VALUE` changes settings of a run. A rule applies to a key, or to all keys of a group "
+        "that have no rule of their own; `--allow` accepts keys and groups.\n\n"
+        "For `data.spec`, `data.train` and `data.eval` the content counts: the same content at a new path is free, "
+        "and changed content at the same path counts as a change of the key."
     )
     rows = [[f"`{rule.key}`", rule.kind.value, rule.reason] for rule in RULES]
     return f"## What a resumed run may change\n\n{intro}\n\n" + _table(["key", "change", "because"], rows)
@@ -228,35 +228,34 @@ def _resuming() -> str:
 DATA_PATHS = """\
 ## Data paths
 
-`data.train`, `data.eval`, `gemctl eval --data` and `gemctl data spec` take the same paths, local ones and fsspec URLs:
+`data.train`, `data.eval`, `gemctl eval --data` and `gemctl data spec` accept the same paths, local or fsspec URLs:
 
 | path | what is read |
 |---|---|
 | `clicks.parquet` | the file, whatever its name |
 | `logs/clicks` | all files in the folder and in the folders below it |
-| `logs/dt=2026-03-*/*.parquet` | what the glob matches; `**` stands for any number of folders |
+| `logs/dt=2026-03-*/*.parquet` | what the glob matches; `**` matches any number of folders |
 | a list of these | all of them, in this order: `data.train='[base.parquet,logs/new]'`, `--data A --data B` |
 
-- On the command line a value with `=` or `*` in it is quoted for the shell and within:
+- On the command line, a value that contains `=` or `*` needs quotes for the shell and quotes inside them:
   `data.train='"logs/dt=2026-03-01"'`.
-- A path that exists is taken as it is; only one that does not is read as a glob.
-- In folders and globs, files count whose names end in `.parquet`, `.pq` or `.parq`, in any case. Other files are not
-  read, and a line says so. Names that begin with `.` or `_` (`_SUCCESS`, `_temporary/`) are passed over, unless the
-  glob itself asks for them.
-- Files come in the order of their paths, folder by folder. Where the order matters (`data.order=time`), pad numbers
-  with zeros: `hour=10` comes before `hour=9`.
-- Links are followed. A file that is named twice, by links or otherwise (`latest` beside `dt=2026-03-02`), is refused:
-  its rows would be read twice.
-- The `key=value` folders of a Hive layout are folders like others. Their keys are not columns: a spec that needs one
-  needs it in the files. (Spark drops the column of `partitionBy`; keep a copy of it, `day` beside `dt`, say.)"""
+- A path that exists is used as it is; only a path that does not exist is treated as a glob.
+- In folders and globs, only files ending in `.parquet`, `.pq` or `.parq` (in any case) are read; a line names the
+  others. Names that begin with `.` or `_` (`_SUCCESS`, `_temporary/`) are skipped unless the glob asks for them.
+- Files are read in the order of their paths, folder by folder. If the order matters (`data.order=time`), pad numbers
+  with zeros: `hour=10` sorts before `hour=9`.
+- Links are followed. A file that is reached twice, by links or otherwise (`latest` beside `dt=2026-03-02`), is
+  refused, because its rows would be read twice.
+- The `key=value` folders of a Hive layout are ordinary folders. Their keys are not columns; a column that the spec
+  needs must be in the files. (Spark drops the column of `partitionBy`: keep a copy, for example `day` beside `dt`.)"""
 
 
 FEATURE_SPEC = """\
 ## Feature specs
 
-`data.spec` is a YAML file that says what the columns of the Parquet files mean. `gemctl data spec PATH` drafts
-one with a comment for every guess. Features that name the same `table` share it: let a candidate and the events of a
-history share one wherever their ids mean the same things. Where `column` is null the column has the feature's name.
+`data.spec` is a YAML file that says what the columns of the Parquet files mean. `gemctl data spec PATH` drafts one and
+comments on every guess. Features that name the same `table` share it: a candidate and the events of a history should
+share one if their ids mean the same thing. If `column` is null, the column has the feature's name.
 
 ```yaml
 name: clicks
@@ -279,14 +278,14 @@ timestamp: time
 
 ### What a column may be
 
-Types that say the same thing are read the same, and may differ from file to file: integers of any width and sign and
-decimals without a fraction; `float16`, `float32`, `float64` and decimals with one; `string`, `large_string` and
-`string_view`; every sort of list, of fixed size or not; and the values of a dictionary. A column of Arrow's `null` type
-is one whose values are all missing. Anything else is refused before a run starts, with file and column.
+Equivalent types are read alike, and may differ from file to file: integers of any width and sign, and decimals with
+scale 0; `float16`, `float32`, `float64` and other decimals; `string`, `large_string` and `string_view`; every kind of
+list, fixed-size or not; and dictionary-encoded values. In a column of Arrow's `null` type all values are missing.
+Anything else is refused before a run starts, with file and column.
 
 | role | types | what they mean | a null |
 | --- | --- | --- | --- |
-| id, table with `ids: vocab` | integers | 0 … rows−2 are rows; every other one is unknown | unknown |
+| id, table with `ids: vocab` | integers | 0 … rows−2 are table rows; every other id is unknown | unknown |
 | id, table with `ids: hash` | integers or strings | hashed as 64 bits (modulo 2⁶⁴), or as UTF-8 bytes | unknown |
 | `multi`, and `ids` of a sequence | lists of those | a null list is empty | unknown |
 | `dense`, and `floats` of a sequence | numbers, booleans | float32; NaN is missing, infinity refused | 0 |
@@ -297,13 +296,12 @@ is one whose values are all missing. Anything else is refused before a run start
 | `true_probability` | numbers, booleans | 0 … 1, else refused; NaN is unknown | unknown |
 | `timestamp`, `timestamps` | timestamps, dates, numbers | below | refused where there are events |
 
-Ages are row time − event time: seconds between timestamps of any unit, to the nanosecond, and between dates, which
-begin at midnight; in the data's own unit between numbers, integers exactly (those of int64's range) and floats as
-float64. All row and event times of a run must be of one sort, in every sequence and file, for training and evaluation:
-timestamps with a time zone (whatever zone), timestamps without one (Parquet's INT96 too, read to the microsecond),
-dates, or numbers.
-Which zone is meant where none is given, or which unit a number has beside timestamps, nobody can tell: such data are
-refused. So are integers and strings in columns of one hashed table: 7 and "7" have different rows."""
+An event's age is row time − event time. Between timestamps of any unit it is in seconds, exact to the nanosecond; so
+it is between dates, which begin at midnight. Between numbers it is in the data's own unit, exact for integers within
+int64's range, as float64 for floats. All row and event times of a run, in every sequence and file, for training and
+evaluation, must be of one kind: timestamps with a time zone (any zone), timestamps without one (including Parquet's
+INT96, read to the microsecond), dates, or numbers. A mixture is refused, because the missing zone or unit cannot be
+known. Integers and strings in columns of one hashed table are refused too: 7 and "7" have different rows."""
 
 
 def _feature_spec() -> Iterator[str]:
@@ -312,7 +310,7 @@ def _feature_spec() -> Iterator[str]:
     for name, node in {"FeatureSpec": schema, **schema["$defs"]}.items():
         keys = node["properties"].items()
         rows = [[f"`{key}`", _spec_value(value), _spec_default(key, value, node)] for key, value in keys]
-        title = "the whole" if name == "FeatureSpec" else f"an entry: {name.removesuffix('Spec').lower()}"
+        title = "the whole file" if name == "FeatureSpec" else f"an entry: {name.removesuffix('Spec').lower()}"
         yield f"### {title}\n\n{node['description']}\n\n" + _table(["key", "value", "default"], rows)
 
 
