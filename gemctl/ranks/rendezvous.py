@@ -1,13 +1,13 @@
-"""How the agents of an attempt meet: each reports its host, the mesh is laid once, every agent is told its place in it.
+"""How the agents of an attempt meet: each reports its host, the mesh is placed once, every agent learns its position.
 
     rendezvous = Rendezvous(node=2, nodes=4, store="n1:29400", aborted=…)
     place = rendezvous.meet(attempt)          # on every host; place.node_rank is the host's number in the mesh
 
-The agent of node 0 keeps the store for as long as it lives; the request of the launcher names it. Where its port is
-taken, node 0 takes another one and says so in the run directory. Whatever answers there is believed only once it has
-shown a value that is signed with the attempt's secret (gemctl/ranks/store.py), as is all that is read from it later.
-Where the agents have met, the one that is first in the mesh opens a second store, a new one for each attempt: in one
-that was used before, ranks would read the addresses of dead ones. An attempt on one host needs no store to meet in.
+Node 0's agent runs the store for as long as it lives; the launch request names its address. If the port is taken, node
+0 uses another one and records it in the run directory. A server is trusted only after it has returned a value signed
+with the attempt's secret (gemctl/ranks/store.py), and so is every value read from it later. Once the agents have met,
+the first one in the mesh opens a second store, a new one for each attempt: in a used one, ranks would read the
+addresses of dead ranks. An attempt on one host needs no store to meet in.
 """
 
 import contextlib
@@ -29,26 +29,27 @@ from gemctl.run.attempt import Attempt
 from gemctl.run.files import create_json, read_json
 from gemctl.run.laid import lay_attempt
 
-JOIN_SECONDS = 120.0  # for all hosts to be there: schedulers start them one after the other, and images are pulled
-SLICE = 0.5  # seconds of waiting between looks at whether it is still wanted
+JOIN_SECONDS = 120.0  # for all hosts to arrive: schedulers start them one after the other, and images are pulled
+SLICE = 0.5  # seconds of waiting between checks for an abort
 POLL = 0.05
-PROOF_SECONDS = 5.0  # for what answers to show that it is the store: node 0 writes that as soon as it has opened it
-KEEPER = "keeper"
+PROOF_SECONDS = 5.0  # for a server to prove that it is the store: node 0 writes the proof as soon as it opens it
+PROOF_KEY = "keeper"
 LOOPBACK = "127.0.0.1"
 SIOCGIFADDR = 0x8915
 
 
 class MeetingError(GemctlError):
-    """Agents that do not find each other; the message names hosts and why."""
+    """Agents did not find each other; the message names the hosts and the reason."""
 
 
 class AbortedError(GemctlError):
-    """Nobody waits for the meeting any more: the attempt is ordered to end."""
+    """The attempt was ordered to end before its hosts had met."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """What an agent says of its host. `address`: by which others reach it; `store`: by which it reaches node 0."""
+    """An agent's report of its host. `slots`: ranks; `topology`: address in the network; `address`: IP address at which
+    others reach it; `store`: IP address at which it reaches node 0."""
 
     host: str
     slots: int
@@ -59,39 +60,39 @@ class Report:
 
 @dataclass(frozen=True)
 class Place:
-    """Where this host is in the mesh and by which address others reach it, and the store of the attempt's ranks. Who
-    has `kept` keeps it."""
+    """This host's position in the mesh, the IP address at which others reach it, and the endpoint of the attempt's
+    store. `server`: that store, on the host that runs it."""
 
     node_rank: int
     address: str
     store: str
-    kept: Any
+    server: Any
 
 
 class Rendezvous:
-    """The meeting place of one owner's agents, for all its attempts. `aborted()`: nobody waits for it any more."""
+    """Where the agents of one owner meet, for all its attempts. `aborted()`: the attempt was ordered to end."""
 
     def __init__(self, node: int, nodes: int, store: str | None, aborted: Callable[[], bool]) -> None:
         self.node, self.nodes, self._aborted = node, nodes, aborted
         self._endpoint = store
         self._store: Any = None
-        self._beats: Any = None  # a connection of its own, as each serves one call at a time
+        self._beats: Any = None  # a second connection, as each serves one call at a time
         self._own, self._peer = LOOPBACK, LOOPBACK
 
     def meet(self, attempt: Attempt) -> Place:
-        """Waits until all hosts are there.
+        """Waits until all hosts have reported.
 
-        Raises MeetingError, InputError (hosts that the mesh cannot be laid over), or AbortedError.
+        Raises MeetingError, InputError (the mesh cannot be placed on the hosts), or AbortedError.
         """
-        from torch.distributed import DistError
+        from torch.distributed import DistError  # noqa: PLC0415
 
-        from gemctl.ranks.store import LocalStore
+        from gemctl.ranks.store import LocalStore  # noqa: PLC0415
 
         slots = attempt.claim().ranks_per_node
         if self.nodes == 1:
             _lay(attempt, [Report(socket.gethostname(), slots, env.topology_address(), LOOPBACK, LOOPBACK)])
-            kept = LocalStore()
-            return Place(0, LOOPBACK, kept.place, kept)
+            server = LocalStore()
+            return Place(0, LOOPBACK, server.endpoint, server)
         try:
             self._connect(attempt)
             mine = Report(socket.gethostname(), slots, env.topology_address(), self._own, self._peer)
@@ -100,25 +101,25 @@ class Rendezvous:
             raise MeetingError(f"{self._me()} has lost the store of node 0: {_first_line(error)}") from None
 
     def _meet(self, attempt: Attempt, mine: Report) -> Place:
-        from gemctl.ranks.store import StoreServer
+        from gemctl.ranks.store import StoreServer  # noqa: PLC0415
 
-        self._post(attempt, f"report/{self.node}", asdict(mine))
+        self._write(attempt, f"report/{self.node}", asdict(mine))
         if self.node == 0:
-            self._seat(attempt)
-        told = self._read(attempt, f"place/{self.node}", 2 * JOIN_SECONDS, "its place in the mesh")
-        rank, address = told["rank"], told["address"]
-        kept = None
+            self._assign_places(attempt)
+        place = self._read(attempt, f"place/{self.node}", 2 * JOIN_SECONDS, "its position in the mesh")
+        rank, address = place["rank"], place["address"]
+        server = None
         if rank == 0:
-            kept = StoreServer(address)
-            self._post(attempt, "ranks", {"store": kept.place})
+            server = StoreServer(address)
+            self._write(attempt, "ranks", {"store": server.endpoint})
         ranks = self._read(attempt, "ranks", JOIN_SECONDS, "the store of the ranks")
-        return Place(rank, address, ranks["store"], kept)
+        return Place(rank, address, ranks["store"], server)
 
     def reach(self) -> bool:
-        """Asks the agent of node 0 for a sign, for as long as it takes; False once it has gone."""
+        """Waits for an answer from node 0's store, however long it takes; False once that is gone."""
         if self._beats is None:
             return True
-        from torch.distributed import DistError
+        from torch.distributed import DistError  # noqa: PLC0415
 
         try:
             self._beats.add("beats", 1)
@@ -126,47 +127,45 @@ class Rendezvous:
             return False
         return True
 
-    def _seat(self, attempt: Attempt) -> None:
-        """Lays the mesh over all reports, and tells every agent its place."""
+    def _assign_places(self, attempt: Attempt) -> None:
+        """Places the mesh on all reported hosts, and writes every agent's position."""
         reports = self._reports(attempt)
         order = {host.name: rank for rank, host in enumerate(_lay(attempt, reports).hosts)}
-        # How node 0 is reached is for the others to say: its own name may mean its loopback on itself.
+        # Only the others know how to reach node 0: on node 0 itself, its name may resolve to the loopback.
         addresses = [reports[1].store, *(report.address for report in reports[1:])]
         for node, report in enumerate(reports):
-            place = {"rank": order[report.host], "address": addresses[node]}
-            self._post(attempt, f"place/{node}", place)
+            self._write(attempt, f"place/{node}", {"rank": order[report.host], "address": addresses[node]})
 
     def _reports(self, attempt: Attempt) -> list[Report]:
         keys = [_key(attempt, f"report/{node}") for node in range(self.nodes)]
-        seconds = 1.5 * JOIN_SECONDS  # what keeps another host away is its own to say first
+        seconds = 1.5 * JOIN_SECONDS  # a host that cannot join reports why first
         deadline = time.monotonic() + seconds
         while not self._store.check(keys):
-            self._check_wanted()
+            self._check_abort()
             if time.monotonic() > deadline:
                 missing = [str(node) for node, key in enumerate(keys) if not self._store.check([key])]
-                raise MeetingError(
-                    f"{self.nodes - len(missing)} of {self.nodes} hosts came within {seconds:.0f} s; no agent of nodes "
-                    + ", ".join(missing[:LISTED] + ["…"] * (len(missing) > LISTED))
-                )
+                listed = ", ".join(missing[:LISTED] + ["…"] * (len(missing) > LISTED))
+                joined = f"{self.nodes - len(missing)} of {self.nodes} hosts"
+                raise MeetingError(f"{joined} joined within {seconds:.0f} s; no agent of nodes {listed}")
             time.sleep(POLL)
         return [Report(**json.loads(self._store.get(key))) for key in keys]
 
-    def _post(self, attempt: Attempt, key: str, value: dict[str, Any]) -> None:
+    def _write(self, attempt: Attempt, key: str, value: dict[str, Any]) -> None:
         self._store.set(_key(attempt, key), json.dumps(value))
 
     def _read(self, attempt: Attempt, key: str, seconds: float, what: str) -> dict[str, Any]:
-        from torch.distributed import DistStoreError
+        from torch.distributed import DistStoreError  # noqa: PLC0415
 
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            self._check_wanted()
-            with contextlib.suppress(DistStoreError):  # not yet there
+            self._check_abort()
+            with contextlib.suppress(DistStoreError):  # not written yet
                 self._store.wait([_key(attempt, key)], timedelta(seconds=SLICE))
                 value: dict[str, Any] = json.loads(self._store.get(_key(attempt, key)))
                 return value
-        raise MeetingError(f"{self._me()} was not told {what} within {seconds:.0f} s")
+        raise MeetingError(f"{self._me()} did not receive {what} within {seconds:.0f} s")
 
-    def _check_wanted(self) -> None:
+    def _check_abort(self) -> None:
         if self._aborted():
             raise AbortedError("the attempt was ordered to end before its hosts had met")
 
@@ -174,57 +173,57 @@ class Rendezvous:
         if self._store is not None:
             return
         if self._endpoint is None:
-            raise MeetingError(f"{self._me()}: an attempt of {self.nodes} hosts needs the store that they meet in")
+            raise MeetingError(f"{self._me()}: an attempt of {self.nodes} hosts needs a store to meet in")
         host, port = _parse(self._endpoint)
         if self.node == 0:
-            self._keep(host, port, attempt)
+            self._open_store(host, port, attempt)
         else:
-            self._find(host, port, attempt)
+            self._find_store(host, port, attempt)
 
-    def _keep(self, host: str, port: int, attempt: Attempt) -> None:
-        """Opens the store, at the next port that is free, and tells the others which one that is."""
-        from gemctl.ranks.store import StoreServer, connect
+    def _open_store(self, host: str, port: int, attempt: Attempt) -> None:
+        """Opens the store, on the next free port, and records the port for the others."""
+        from gemctl.ranks.store import StoreServer, connect  # noqa: PLC0415
 
         server = StoreServer(_own_address(host), port)
         self._store = connect(f"{server.address or LOOPBACK}:{server.port}", attempt)
-        self._store.set(KEEPER, attempt.path.name)
+        self._store.set(PROOF_KEY, attempt.path.name)
         if server.port != port:
             create_json(attempt.meeting, {"port": server.port})
 
-    def _find(self, host: str, port: int, attempt: Attempt) -> None:
-        """Waits for the store, and learns the addresses of this host and of node 0's on the way there."""
-        from torch.distributed import DistError
+    def _find_store(self, host: str, port: int, attempt: Attempt) -> None:
+        """Waits for the store, and learns this host's and node 0's address from the connection."""
+        from torch.distributed import DistError  # noqa: PLC0415
 
-        from gemctl.ranks.store import ForgedError, StoreError
+        from gemctl.ranks.store import ForgedError, StoreError  # noqa: PLC0415
 
         deadline = time.monotonic() + JOIN_SECONDS
         while True:
-            self._check_wanted()
-            told = read_json(attempt.meeting)["port"] if attempt.meeting.exists() else port
+            self._check_abort()
+            actual = read_json(attempt.meeting)["port"] if attempt.meeting.exists() else port
             try:
-                with socket.create_connection((host, told), timeout=SLICE) as connection:
+                with socket.create_connection((host, actual), timeout=SLICE) as connection:
                     self._own, self._peer = connection.getsockname()[0], connection.getpeername()[0]
-                self._enter(f"{self._peer}:{told}", attempt)
+                self._join_store(f"{self._peer}:{actual}", attempt)
                 return
-            except (socket.gaierror, UnicodeError) as error:  # the latter: no name at all
+            except (socket.gaierror, UnicodeError) as error:  # the latter: not a valid name
                 why = f"its name does not resolve: {getattr(error, 'strerror', error)}"
             except OSError as error:
                 why = str(error.strerror or error)
             except (StoreError, ForgedError, DistError):
-                why = "what answers there does not know the attempt's secret"
+                why = "the server there does not know the attempt's secret"
             if time.monotonic() > deadline:
-                store = f"the store of node 0 at {host}:{told} was not reached within {JOIN_SECONDS:.0f} s"
+                store = f"the store of node 0 at {host}:{actual} was not reached within {JOIN_SECONDS:.0f} s"
                 raise MeetingError(f"{self._me()}: {store}: {why}")
             time.sleep(POLL)
 
-    def _enter(self, place: str, attempt: Attempt) -> None:
-        """Connects to the store at `place`, if it is the attempt's."""
-        from gemctl.ranks.store import connect
+    def _join_store(self, endpoint: str, attempt: Attempt) -> None:
+        """Connects to the store at `endpoint`, if it is the attempt's."""
+        from gemctl.ranks.store import connect  # noqa: PLC0415
 
-        store = connect(place, attempt, PROOF_SECONDS)
-        store.wait([KEEPER], timedelta(seconds=PROOF_SECONDS))
-        store.get(KEEPER)
-        self._store, self._beats = store, connect(place, attempt, PROOF_SECONDS)
+        store = connect(endpoint, attempt, PROOF_SECONDS)
+        store.wait([PROOF_KEY], timedelta(seconds=PROOF_SECONDS))
+        store.get(PROOF_KEY)
+        self._store, self._beats = store, connect(endpoint, attempt, PROOF_SECONDS)
 
     def _me(self) -> str:
         return f"node {self.node} (host {socket.gethostname()})"
@@ -241,7 +240,7 @@ def _key(attempt: Attempt, name: str) -> str:
 def _parse(store: str) -> tuple[str, int]:
     host, _, port = store.rpartition(":")
     if not host or not port.isdigit():
-        raise MeetingError(f"--store {store}: HOST:PORT was expected")
+        raise MeetingError(f"--store {store}: expected HOST:PORT")
     return host.strip("[]"), int(port)
 
 
@@ -250,8 +249,8 @@ def _first_line(error: Exception) -> str:
 
 
 def _own_address(host: str) -> str:
-    """Where node 0 listens: the address of this host that `host` means. "" (all of them) where its own name does not
-    say: on itself it often means the loopback. Then the interface that the user chose for gloo has the address.
+    """The address at which node 0 listens: the one of this host that `host` resolves to. If that is only the loopback,
+    as a host's own name often does, the address of the interface that the user chose for gloo, else "" (all addresses).
     """
     try:
         found = [str(info[4][0]) for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]

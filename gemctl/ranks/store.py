@@ -1,13 +1,13 @@
-"""The key-value stores in which agents and ranks meet, and torchrun's rendezvous on one.
+"""The key-value stores in which agents and ranks meet, and torchrun's rendezvous on top of one.
 
-On one host it is a nameless file of the agent, which the ranks inherit as they are forked: nothing listens, and no
-other user can open it. Several hosts meet in a TCPStore, at the address by which they reach each other. Whoever reaches
-that port can write to it, so values are signed with the attempt's secret, those of c10d too: what somebody else has
-written is refused (docs/security.md).
+On one host the store is an anonymous file of the agent, which the forked ranks inherit: nothing listens, and no other
+user can open it. Several hosts meet in a TCPStore, at an address through which they reach each other. Anybody who
+reaches its port can write to it, so values, including those of c10d, are signed with the attempt's secret; values
+written by others are rejected (docs/security.md).
 
-A TCPStore's server looks up the name of whoever connects, under locks of the C library. An agent that kept it would
-fork its ranks in such a moment now and then, and the rank, born with a lock that nobody will ever release, would hang
-at its own first connection. So the server lives in a child that forks nothing, and dies with its agent.
+A TCPStore's server looks up the name of each client while it holds locks of the C library. If the agent ran the server
+itself, it would sometimes fork a rank at that moment, and the rank, which inherits a lock that nobody will release,
+would hang at its first connection. So the server runs in a child that forks nothing, and dies with its agent.
 """
 
 import errno
@@ -19,7 +19,7 @@ import socket
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from torch.distributed import DistError, FileStore, PrefixStore, Store, TCPStore
 from torch.distributed.elastic.rendezvous import (
@@ -37,7 +37,7 @@ from gemctl.run.attempt import Attempt
 
 LOOPBACK = "127.0.0.1"
 SECONDS = 120.0  # that a call may take
-PORTS = 64  # that are tried where one is taken
+PORTS = 64  # tried in turn if one is taken
 RANKS_WAIT = timedelta(minutes=30)  # for each other, as torch's own default has it
 BACKEND = "gemctl"  # torchrun's name for this rendezvous
 
@@ -47,23 +47,15 @@ class StoreError(GemctlError):
 
 
 class ForgedError(GemctlError):
-    """A value that nobody with the attempt's secret has written."""
-
-
-class Kept(Protocol):
-    """A store that this process keeps. `place`: where `connect` finds it."""
-
-    place: str
-
-    def close(self) -> None: ...
+    """A value that was not written with the attempt's secret."""
 
 
 class LocalStore:
-    """The store of one host: `connect` opens it in this process and in those that are forked from it."""
+    """The store of one host. `endpoint`: its argument for `connect`, in this process and in those forked from it."""
 
     def __init__(self) -> None:
         self._fd = os.memfd_create("gemctl-store", os.MFD_CLOEXEC)
-        self.place = f"/proc/self/fd/{self._fd}"
+        self.endpoint = f"/proc/self/fd/{self._fd}"
 
     def close(self) -> None:
         os.close(self._fd)
@@ -72,30 +64,30 @@ class LocalStore:
 class StoreServer:
     """A TCPStore at `address` ("": every address of this host), for as long as this process lives.
 
-    `port` 0 is a free one; where another is taken, it is one of the next.
+    `port`: 0 for any free port; if another one is taken, one of the next. `endpoint`: its argument for `connect`.
     """
 
     def __init__(self, address: str, port: int = 0) -> None:
         self._pid = 0
         listening = _listen(address, port)
         self.address, self.port = address, int(listening.getsockname()[1])
-        self.place = f"{address}:{self.port}"
+        self.endpoint = f"{address}:{self.port}"
         reader, writer = os.pipe()
-        keeper_of = os.getpid()
+        agent = os.getpid()
         self._pid = os.fork()
         if self._pid == 0:
             os.close(reader)
-            _keep(keeper_of, listening, address or LOOPBACK, writer)
+            _serve(agent, listening, address or LOOPBACK, writer)
         os.close(writer)
         listening.close()
         with os.fdopen(reader, encoding="utf-8") as pipe:
-            told = pipe.read()
-        if told:
+            failure = pipe.read()
+        if failure:
             self.close()
-            raise StoreError(f"no store at {self.place} of {socket.gethostname()}: {told}")
+            raise StoreError(f"no store at {self.endpoint} of {socket.gethostname()}: {failure}")
 
     def close(self) -> None:
-        """Ends it; whoever still asks it gets an error."""
+        """Ends the server; its clients get errors."""
         if self._pid:
             os.kill(self._pid, signal.SIGKILL)
             os.waitpid(self._pid, 0)
@@ -115,11 +107,11 @@ def _listen(address: str, port: int) -> socket.socket:
     raise AssertionError
 
 
-def _keep(agent: int, listening: socket.socket, address: str, pipe: int) -> None:
-    """What the child does: serves, and says on `pipe` why not, if it does not. It does not return."""
+def _serve(agent: int, listening: socket.socket, address: str, pipe: int) -> None:
+    """The child: serves, or writes to `pipe` why it cannot. Does not return."""
     process.die_with_parent(agent)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_IGN)  # the agent's to take
+        signal.signal(number, signal.SIG_IGN)  # the agent handles them
     try:
         port, wait = listening.getsockname()[1], timedelta(seconds=SECONDS)
         store = TCPStore(  # noqa: F841 (serves while it lives)
@@ -133,13 +125,13 @@ def _keep(agent: int, listening: socket.socket, address: str, pipe: int) -> None
         signal.pause()
 
 
-_alive: list[Store] = []  # of stores that are written in Python, torch's own references keep half alone
+_alive: list[Store] = []  # torch holds only the C++ half of a store written in Python
 
 
 class SignedStore(Store):
-    """A store in which every value carries a signature by `key` of the name that it has and itself.
+    """A store in which every value is signed, together with its name, by `key`.
 
-    Not signed are counters (`add`), and which names there are: a stranger can make a run fail, not tell it anything.
+    Counters (`add`) and the set of names are not signed: an outsider can make a run fail, but not feed it values.
     """
 
     def __init__(self, inner: Any, key: bytes, where: str) -> None:
@@ -154,7 +146,7 @@ class SignedStore(Store):
         raw = bytes(self._inner.get(name))
         signature, data = raw[:SIGNATURE], raw[SIGNATURE:]
         if not hmac.compare_digest(signature, self._signature(name, data)):
-            raise ForgedError(f"what the store at {self._where} has as {name!r} was not written by this run")
+            raise ForgedError(f"the value of {name!r} in the store at {self._where} was not written by this run")
         return data
 
     def multi_get(self, names: Sequence[str]) -> list[bytes]:
@@ -191,7 +183,7 @@ class SignedStore(Store):
         return False
 
     def clone(self) -> "SignedStore":
-        """NCCL asks for one for each group that it splits off another."""
+        """NCCL calls it for each group that it splits off another."""
         copy = SignedStore(self._inner.clone(), self._key, self._where)
         _alive.append(copy)
         return copy
@@ -204,27 +196,27 @@ class SignedStore(Store):
 SIGNATURE = hashlib.sha256().digest_size
 
 
-def connect(place: str, attempt: Attempt, seconds: float = SECONDS) -> Store:
-    """A connection to the attempt's store at `place`; it serves one call at a time. StoreError if there is none."""
-    if place.startswith("/"):
-        return FileStore(place, -1)
+def connect(endpoint: str, attempt: Attempt, seconds: float = SECONDS) -> Store:
+    """A connection to the attempt's store at `endpoint`; it serves one call at a time. StoreError if it fails."""
+    if endpoint.startswith("/"):
+        return FileStore(endpoint, -1)
     key = secret.read(attempt.secret)
-    host, _, port = place.rpartition(":")
+    host, _, port = endpoint.rpartition(":")
     try:
         store = TCPStore(host, int(port), None, False, timedelta(seconds=seconds), wait_for_workers=False)
     except DistError as error:
-        raise StoreError(f"no store at {place}: {_first_line(error)}") from None
+        raise StoreError(f"no store at {endpoint}: {_first_line(error)}") from None
     store.set_timeout(timedelta(seconds=SECONDS))
-    return SignedStore(store, key, place)
+    return SignedStore(store, key, endpoint)
 
 
 def of_ranks(attempt: Attempt) -> dict[str, Any]:
-    """What `init_process_group` takes to have the attempt's ranks meet in its store; nothing in a rank that no agent
-    has started, as torchrun has a store for it."""
-    place = env.store()
-    if place is None:
+    """Arguments of `init_process_group` that make the attempt's ranks meet in its store; none in a rank that no agent
+    has started, as torchrun provides a store for it."""
+    endpoint = env.store()
+    if endpoint is None:
         return {}
-    store = connect(place, attempt)
+    store = connect(endpoint, attempt)
     store.set_timeout(RANKS_WAIT)
     _alive.append(store)
     return {"store": store, "rank": env.rank(), "world_size": env.world_size()}
@@ -234,11 +226,11 @@ def _first_line(error: BaseException) -> str:
     return str(error).partition("\n")[0]
 
 
-class SeatedRendezvous(RendezvousHandler):
-    """Every agent knows its number already, and the store is there: nothing is left to agree on."""
+class StaticRendezvous(RendezvousHandler):
+    """Every agent knows its rank already, and the store is open: nothing is left to agree on."""
 
-    def __init__(self, place: str, attempt: Attempt, rank: int, nodes: int, run_id: str) -> None:
-        self.place, self.attempt, self.rank, self.nodes, self.run_id = place, attempt, rank, nodes, run_id
+    def __init__(self, endpoint: str, attempt: Attempt, rank: int, nodes: int, run_id: str) -> None:
+        self.endpoint, self.attempt, self.rank, self.nodes, self.run_id = endpoint, attempt, rank, nodes, run_id
 
     def get_backend(self) -> str:
         return BACKEND
@@ -248,8 +240,8 @@ class SeatedRendezvous(RendezvousHandler):
         return True
 
     def next_rendezvous(self) -> RendezvousInfo:
-        self._store = connect(self.place, self.attempt)
-        # Ranks get no address from torchrun: theirs is GEMCTL_STORE.
+        self._store = connect(self.endpoint, self.attempt)
+        # Ranks get no address from torchrun: they read GEMCTL_STORE.
         return RendezvousInfo(PrefixStore(self.run_id, self._store), self.rank, self.nodes, RendezvousStoreInfo("", 0))
 
     def is_closed(self) -> bool:
@@ -270,7 +262,7 @@ class SeatedRendezvous(RendezvousHandler):
 
 def _create(parameters: RendezvousParameters) -> RendezvousHandler:
     rank, attempt = int(parameters.config["rank"]), Attempt(Path(parameters.config["attempt"]))
-    return SeatedRendezvous(parameters.endpoint, attempt, rank, parameters.max_nodes, parameters.run_id)
+    return StaticRendezvous(parameters.endpoint, attempt, rank, parameters.max_nodes, parameters.run_id)
 
 
 rendezvous_handler_registry.register(BACKEND, _create)

@@ -1,9 +1,9 @@
 """What each rank runs: from the attempt's config to trained steps, checkpoints and an evaluation.
 
-    torchrun --nproc-per-node 4 -m gemctl.ranks.worker RUN      # by hand, as a new attempt at the run in directory RUN
+    torchrun --nproc-per-node 4 -m gemctl.ranks.worker RUN      # by hand, as a new attempt of the run in directory RUN
 
-The agent forks ranks that call `main`. Where the rank is (stage, step) and what ended it go to the attempt's record;
-the exception itself goes on to the launcher.
+The agent forks ranks that call `main`. A rank's stage and step, and the exception that ended it, go to the attempt's
+record; the exception is then raised to the launcher.
 """
 
 import hashlib
@@ -73,15 +73,15 @@ def main(run_path: str, attempt: int) -> str:
 def init_world(kind: str, attempt: Attempt | None = None) -> torch.device:
     """Joins the world's default process group, NCCL on GPUs and gloo on CPUs; returns this rank's device.
 
-    The ranks meet in the store of `attempt`, or in torchrun's.
+    The ranks meet in the store of `attempt`, else in torchrun's.
     """
     device = torch.device("cuda", env.local_rank()) if kind == "cuda" else torch.device("cpu")
     if kind == "cuda":
         torch.cuda.set_device(device)
     if not dist.is_initialized():
-        place = {} if attempt is None else store.of_ranks(attempt)
+        meeting = {} if attempt is None else store.of_ranks(attempt)
         backend, bound = ("nccl", device) if kind == "cuda" else ("gloo", None)
-        dist.init_process_group(backend, device_id=bound, **place)
+        dist.init_process_group(backend, device_id=bound, **meeting)
     return device
 
 
@@ -98,7 +98,7 @@ class Worker:
             self.config.data = inputs.pinned(self.config.data, self.inputs, attempt.path)
         self.device = torch.device("cpu")
         self.handled = 0
-        self.planted: set[str] = set()  # by GEMCTL_INJECT, into the next step
+        self.planted: set[str] = set()  # faults of GEMCTL_INJECT for the next step
 
     def run(self) -> str:
         with self.ledger.part("process_group"):
@@ -147,35 +147,35 @@ class Worker:
         )  # fmt: skip
         return Trainer(
             self.config, spec, model, DenseOptimizer(model.dense, self.config.optim.dense),
-            self._saver(topology), log, self.ledger, _flops(self.config, spec), self._enter, self._wishes,
+            self._saver(topology), log, self.ledger, _flops(self.config, spec), self._enter, self._flags,
             self._stop_filed, self.rank, self.world,
         )  # fmt: skip
 
     def _spec(self) -> FeatureSpec:
-        """The attempt's copy of the feature spec, once this host's data are known to be those of the submission."""
+        """The attempt's copy of the feature spec, once this host's data are verified to be those of the submission."""
         if self.inputs is not None:
             self._verify(self.inputs)
         return feature_spec.load(self.config.data.spec)
 
     def _verify(self, known: inputs.Inputs) -> None:
-        """Compares the data with their fingerprints, by one rank of each host, as the others see the same files.
+        """Compares the data with their fingerprints, on one rank per host, as the others see the same files.
 
-        InputError where rows to train on have changed, or where evaluation rows are gone or differ between hosts. Those
-        that have changed on all hosts alike are noted: evaluations do not touch the state.
+        InputError if training rows have changed, or if evaluation rows are missing or differ between hosts. Evaluation
+        rows that have changed on all hosts alike are only noted: evaluations do not touch the state.
         """
         first, host = env.local_rank() == 0, socket.gethostname()
         if first and (problems := changed("data.train", known.train)):
             raise InputError([f"host {host}: {problem}" for problem in problems])
         found = changed("data.eval", known.eval or []) if first else None
-        said = {name: tuple(problems) for name, problems in all_gather_json([host, found]) if problems is not None}
-        if len(set(said.values())) > 1:
-            raise InputError([f"host {name}: {problem}" for name, problems in said.items() for problem in problems])
+        by_host = {name: tuple(problems) for name, problems in all_gather_json([host, found]) if problems is not None}
+        if len(set(by_host.values())) > 1:
+            raise InputError([f"host {name}: {problem}" for name, problems in by_host.items() for problem in problems])
         if found and self.rank == 0 and self.config.data.eval is not None:
             find_files(self.config.data.eval)
             sys.stderr.write("\n".join([*found, ""]))
 
     def _place(self) -> Mesh:
-        """The mesh as it was laid over the hosts, in which this rank must be where it runs."""
+        """The mesh as it was placed on the hosts; raises if it has this rank on another host."""
         mesh = read_mesh(self.attempt)
         mesh.check_place(self.rank, self.world, socket.gethostname(), env.local_rank())
         return mesh
@@ -196,13 +196,15 @@ class Worker:
         return Saver(self.run_dir.checkpoints, self.attempt.number, self.config.checkpoint, facts)
 
     def _load(self, trainer: Trainer, base: Base) -> None:
-        """Fills the state from the checkpoint of `base`, or from another run's at a warm start; says what came."""
+        """Fills the state from the checkpoint of `base`, or at a warm start from another run's; records what came."""
         warm = self.config.checkpoint.warm_start
         if base.checkpoint is not None:
             folder = self.run_dir.checkpoints / base.checkpoint
             manifest = load(folder, trainer.state())
             if manifest.step != base.step:
-                raise InputError(f"{folder}: holds step {manifest.step} now; it was that of step {base.step}")
+                raise InputError(
+                    f"{folder}: holds step {manifest.step} now, not step {base.step} as when it was chosen"
+                )
             trainer.optimizer.applied = manifest.position["applied_updates"]
             trainer.spikes.restore(manifest.position.get("losses", []))
             trainer.skipped = manifest.position.get("skipped_in_a_row", 0)
@@ -215,7 +217,7 @@ class Worker:
             return
         if self.rank == 0:
             counts = {kind: asdict(count) for kind, count in count_kinds(manifest.objects).items()}
-            # One of its own goes by its name alone, which stays right where the run is moved.
+            # The run's own checkpoint is recorded by its name alone, which stays right if the run is moved.
             name = base.checkpoint or str(folder)
             create_json(self.attempt.loaded, {"checkpoint": name, "step": manifest.step, "tensors": counts})
 
@@ -224,14 +226,14 @@ class Worker:
         self.planted |= maybe_inject(self.rank, stage, step)
 
     def _stop_filed(self) -> bool:
-        """True on rank 0 where a stop request waits for the next step."""
-        return self.rank == 0 and any(wish.kind == "stop" for wish in self._pending())
+        """True on rank 0 if a stop request waits for the next step."""
+        return self.rank == 0 and any(request.kind == "stop" for request in self._pending())
 
     def _pending(self) -> list[Request]:
         return pending(self.run_dir, self.attempt, self.handled)
 
-    def _wishes(self) -> Flags:
-        """What this rank asks the others for in this step; requests are rank 0's to see."""
+    def _flags(self) -> Flags:
+        """What this rank asks of all ranks in this step; only rank 0 reads requests."""
         flags = Flags(nonfinite="nan" in self.planted, nan_gradient="grad_nan" in self.planted)
         self.planted.clear()
         if self.rank == 0:
@@ -255,9 +257,9 @@ def _hash(path: Path) -> str:
 
 
 def by_hand(run_path: str) -> str:
-    """One rank of an attempt that no agent started: rank 0 takes the run with a new attempt, which goes on with the
-    last one's configuration from the newest verified checkpoint. Raises InputError on a run that beats, and on every
-    rank of a world of another size.
+    """One rank of an attempt that no agent started: rank 0 claims a new attempt with the last one's configuration, from
+    the newest verified checkpoint. Raises InputError if the run is running, and on every rank if the world
+    size is not the planned one.
     """
     run = RunDir.open(run_path)
     with written_as(run.path):
@@ -307,7 +309,7 @@ def _take_over(run: RunDir, last: Attempt, source: Attempt, config: Config) -> i
 
 
 def _lay_by_hand(attempt: Attempt) -> None:
-    """Lays the mesh over the hosts that the ranks report, in the order of their ranks where no address tells."""
+    """Places the mesh on the hosts that the ranks report, in the order of the ranks where no topology is known."""
     reports = [(name, address) for name, address in all_gather_json([socket.gethostname(), env.topology_address()])]
     hosts = [HostReport(name, reports.count((name, address)), address) for name, address in dict.fromkeys(reports)]
     if env.rank() == 0:

@@ -65,7 +65,7 @@ PROCESSES = {
     ("gemctl/cluster/host.py", "subprocess.run"): "nvidia-smi",
     ("launchers/slurm_client.py", "subprocess.run"): "SLURM's clients",
     ("launchers/slurm_client.py", "subprocess.Popen"): "srun, whose request has its command line from python()",
-    ("gemctl/ranks/store.py", "os.fork"): "keeps the store",
+    ("gemctl/ranks/store.py", "os.fork"): "serves the store",
     ("gemctl/bench/ranks.py", "os.fork"): "ranks that measure",
     ("gemctl/bench/ranks.py", "multiprocessing"): "its pipes",
     ("gemctl/ranks/agent.py", "elastic_launch"): "forks the ranks",

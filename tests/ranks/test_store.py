@@ -37,7 +37,7 @@ def _serve(attempt: Attempt) -> tuple[int, bytes, bool, list[str], bool]:
 
     threads = _threads()
     server = StoreServer("127.0.0.1")
-    store = connect(server.place, attempt)
+    store = connect(server.endpoint, attempt)
     store.set("key", "value")
     new_threads = _threads() - threads
     value = store.get("key")
@@ -92,11 +92,11 @@ def _believe(attempt: Attempt) -> dict[str, Any]:
     from gemctl.ranks.store import ForgedError, StoreServer, connect
 
     server = StoreServer("127.0.0.1")
-    store = connect(server.place, attempt)
+    store = connect(server.endpoint, attempt)
     for name in ("own", "forged", "moved", "short"):
         store.set(name, "1")
     run = RunDir(attempt.path.parent.parent)
-    connect(server.place, claim(run.path, 2, nodes=2, ranks_per_node=1, heartbeat=0.1)).set("other attempt's", "1")
+    connect(server.endpoint, claim(run.path, 2, nodes=2, ranks_per_node=1, heartbeat=0.1)).set("other attempt's", "1")
 
     def attack() -> None:
         plain = TCPStore("127.0.0.1", server.port, None, False, timedelta(seconds=5), wait_for_workers=False)
@@ -139,13 +139,13 @@ def _local(attempt: Attempt) -> tuple[bytes, bool, bytes]:
     from gemctl.ranks.store import LocalStore, connect
 
     kept = LocalStore()
-    mine = connect(kept.place, attempt)
+    mine = connect(kept.endpoint, attempt)
     pid = os.fork()
     if pid == 0:
-        connect(kept.place, attempt).set("key", "value")
+        connect(kept.endpoint, attempt).set("key", "value")
         os._exit(0)
     os.waitpid(pid, 0)
-    seen = kept.place.replace("self", str(os.getpid()))
+    seen = kept.endpoint.replace("self", str(os.getpid()))
     code = f"import os; os.setuid({NOBODY}); open({seen!r}, 'r+')"
     stranger = subprocess.run(process.python("-c", code), capture_output=True, text=True, check=False)
     before = mine.get("key")

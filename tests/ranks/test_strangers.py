@@ -45,7 +45,7 @@ def write_into_the_store(root: str) -> Ended:
     """A stranger is at the meeting first and says who everybody is, over and over."""
     from torch.distributed import DistError, TCPStore
 
-    port, keep, (told, tell) = free_port(), Rendezvous._keep, os.pipe()
+    port, keep, (told, tell) = free_port(), Rendezvous._open_store, os.pipe()
 
     def lie() -> None:
         store: Any = None
@@ -63,7 +63,7 @@ def write_into_the_store(root: str) -> Ended:
         keep(*arguments)
         os.read(told, 1)
 
-    Rendezvous._keep = keep_slowly  # type: ignore[method-assign,assignment]  # in forked agents
+    Rendezvous._open_store = keep_slowly  # type: ignore[method-assign,assignment]  # in forked agents
     pid = _stranger(lie)
     try:
         return supervise(Case(root, nodes=2, store=f"127.0.0.1:{port}"))

@@ -112,7 +112,7 @@ def test_lost_agent_is_replaced_for_the_next_attempt(ends: dict[str, Ended]) -> 
 @pytest.mark.parametrize(
     ("case", "told"),
     [
-        ("host too few", "1 of 2 hosts came within 2 s; no agent of nodes 1"),
+        ("host too few", "1 of 2 hosts joined within 2 s; no agent of nodes 1"),
         ("one name", "host n1 reports 2 times"),
     ],
 )
@@ -140,8 +140,8 @@ def _unknown(*arguments: object) -> None:
         ("nosuchhost:29400", "nosuchhost:29400 was not reached within 0 s: its name does not resolve: Name unknown"),
         ("a..b:29400", "a..b:29400 was not reached within 0 s: its name does not resolve: "),
         ("127.0.0.1:1", "127.0.0.1:1 was not reached within 0 s: Connection refused"),
-        ("n1", "--store n1: HOST:PORT was expected"),
-        (None, "an attempt of 2 hosts needs the store that they meet in"),
+        ("n1", "--store n1: expected HOST:PORT"),
+        (None, "an attempt of 2 hosts needs a store to meet in"),
     ],
 )
 def test_store_that_is_not_reached_is_named(
