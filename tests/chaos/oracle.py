@@ -22,7 +22,7 @@ from tests.chaos.scenario import Scenario
 
 FROM_SCRATCH = "--from-scratch"  # what a resume offers where no checkpoint can be used
 ENDS = {0, 1, 2, 130, 143}  # exit codes that are a command's own
-TOLERANCE = 1e-4  # relative distance of a tensor where sums are in another order: law 1's
+TOLERANCE = 1e-4  # relative distance of a tensor where only the order of summation differs
 
 
 def judge(case: Case, scenario: Scenario, references: dict[str, Path]) -> list[str]:

@@ -7,7 +7,7 @@ import pytest
 import gemctl.parallel.dense as parallel_dense
 import gemctl.plan.dense as plan_dense
 from gemctl.mesh.topology import Topology
-from tests.parallel.law1 import Case, Trained, assert_same, compare, optimizer_for, reference, run, train
+from tests.parallel.any_layout import Case, Trained, assert_same, compare, optimizer_for, reference, run, train
 from tests.parallel.test_traffic import Sent, count_all, planned
 from tests.support.world import run_world
 

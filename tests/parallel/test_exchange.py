@@ -16,7 +16,7 @@ from gemctl.mesh.topology import Topology
 from gemctl.parallel import exchange
 from tests.checkpoint import checkpoint_ranks
 from tests.checkpoint.checkpoint_world import make_run
-from tests.parallel import law1
+from tests.parallel import any_layout
 from tests.support.world import run_world
 
 
@@ -82,7 +82,7 @@ def _without_object_collectives() -> Any:
 def work_without_pickles(path: Path) -> bool:
     """Trains with experts and 2D tables, saves and loads, where none of torch's object collectives work."""
     with _without_object_collectives():
-        law1.train(law1.Case(Topology(4, 2, 2, 2, 2, 2, 4), "mixed", "sgd"))
+        any_layout.train(any_layout.Case(Topology(4, 2, 2, 2, 2, 2, 4), "mixed", "sgd"))
         saved = checkpoint_ranks.save_and_go_on(path)
         return saved == checkpoint_ranks.load_and_go_on(path)
 

@@ -11,7 +11,7 @@ from gemctl.checkpoint.pieces import layout
 from gemctl.mesh.topology import Topology
 from gemctl.parallel.experts import EpExchange, EpGroup
 from gemctl.plan.dense import Unit, cut_dim, units
-from tests.parallel.law1 import Case, drop_groups, made
+from tests.parallel.any_layout import Case, drop_groups, made
 from tests.support.world import run_world
 
 WORLD, TOKENS, EARLY, OUT, DIM = 3, 4, 3, 2, 5

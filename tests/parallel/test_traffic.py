@@ -12,7 +12,7 @@ from gemctl.mesh.axes import EXPERT_SHARD, WORLD, Axis
 from gemctl.mesh.topology import Topology
 from gemctl.plan.build import build
 from gemctl.plan.traffic import CLOCKS, CLOCKS_EVERY, INT
-from tests.parallel.law1 import Case, configured, drop_groups, made, optimizer_for, take_step
+from tests.parallel.any_layout import Case, configured, drop_groups, made, optimizer_for, take_step
 from tests.support.small import SPEC
 from tests.support.world import run_world
 

@@ -1,4 +1,4 @@
-"""Law 1 on the dense and table side: worlds, batch sizes and accumulation give the steps of one process."""
+"""Worlds, batch sizes and accumulation give the steps of one process."""
 
 import math
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""Law 1: every legal topology trains as one process does, losses, gradient norms and final full state."""
+"""Every legal topology trains as one process does, losses, gradient norms and final full state."""
 
 import sys
 from itertools import combinations
@@ -7,7 +7,7 @@ import pytest
 
 from gemctl.mesh.axes import Axis
 from gemctl.mesh.topology import Topology
-from tests.parallel.law1 import TABLES, Case, assert_same, compare, legal_topologies, optimizer_for
+from tests.parallel.any_layout import TABLES, Case, assert_same, compare, legal_topologies, optimizer_for
 
 WORLDS = range(1, 9)
 # world, dp_replicate, dp_shard, ep, mp_replicate, mp_shard: every axis > 1 with every other one; two worlds, as each
