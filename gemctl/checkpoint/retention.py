@@ -15,10 +15,9 @@ from gemctl.durable import sync_folder
 from gemctl.errors import InputError
 from gemctl.run.attempt import Attempt
 from gemctl.run.directory import RunDir
-from gemctl.run.files import read_log
+from gemctl.run.files import entries, read_log
 from gemctl.run.inject import Point
 from gemctl.run.manifest import DELETED, FOLDER, Checkpoint, check_size, checkpoints, verify
-from gemctl.run.reading import listed
 
 
 def _nowhere(point: Point) -> None:
@@ -49,7 +48,7 @@ def remove_half_written(run: RunDir, attempt: Attempt) -> list[Path]:
     """Deletes what saves of earlier attempts have left unpublished, if those attempts are surely dead, and the rest of
     deletions that were cut short; returns the former."""
     if attempt.owns_run():
-        for path in listed(run.checkpoints):
+        for path in entries(run.checkpoints):
             if FOLDER.fullmatch(path.name.removesuffix(DELETED)) and path.name.endswith(DELETED):
                 _erase(path)
     halves = [one for one in checkpoints(run) if one.state == "unfinished" and one.attempt < attempt.number]

@@ -22,11 +22,11 @@ from gemctl.errors import InputError
 from gemctl.launch.inputs import fingerprint_notes, relocated, require_present
 from gemctl.plan.job import module_notes
 from gemctl.report.scores import Evaluation
+from gemctl.run.base import newest_verified
 from gemctl.run.directory import RunDir, find
 from gemctl.run.files import read_text
 from gemctl.run.inputs import SPEC, Sources, data_differences, read, spec_differences
 from gemctl.run.manifest import Checkpoint, checkpoints, verify
-from gemctl.run.selection import newest_verified
 from gemctl.specs import feature_spec
 from gemctl.terminal import note
 

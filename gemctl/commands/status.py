@@ -11,8 +11,7 @@ from gemctl.launch.liveness import job_of
 from gemctl.recover.decide import MEANING, History
 from gemctl.report.status import Budget, RunStatus, open_submission, ranks, status
 from gemctl.run.conclusion import ending
-from gemctl.run.cut import cut_files
-from gemctl.run.directory import RunDir, find
+from gemctl.run.directory import RunDir, cut_files, find
 from gemctl.run.files import read_log, read_text
 from gemctl.run.submission import newest
 

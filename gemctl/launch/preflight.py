@@ -14,12 +14,11 @@ from gemctl.config.schema import Config
 from gemctl.errors import InputError
 from gemctl.plan.build import Plan
 from gemctl.plan.state import saved_state
+from gemctl.run.base import from_scratch, newest_verified
 from gemctl.run.conclusion import reference
-from gemctl.run.cut import cut_files
-from gemctl.run.directory import RunDir
+from gemctl.run.directory import RunDir, cut_files
 from gemctl.run.files import read_log, read_whole
 from gemctl.run.manifest import Checkpoint, KindCount, Manifest, count_kinds, number_after, read
-from gemctl.run.selection import from_scratch, newest_verified
 from gemctl.specs.data import FeatureSpec
 
 

@@ -39,7 +39,7 @@ from gemctl.durable import exists
 from gemctl.errors import GemctlError
 from gemctl.ranks.monitor import RankMonitor, forks_registered
 from gemctl.ranks.rendezvous import LOOPBACK, AbortedError, Place, Rendezvous, interface_of
-from gemctl.run import requests, stages
+from gemctl.run import rank_records, requests
 from gemctl.run.access import written_as
 from gemctl.run.attempt import Attempt, Heartbeat
 from gemctl.run.directory import RunDir
@@ -257,7 +257,7 @@ def _rank(work: Work, run_path: Path, attempt_number: int, agent: int, registry:
         work(str(run_path), attempt_number)
     except BaseException as error:
         try:
-            stages.fail_unrecorded(attempt, rank, error)
+            rank_records.fail_unrecorded(attempt, rank, error)
             traceback.print_exc()
             _flush()
         finally:

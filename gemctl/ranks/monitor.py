@@ -20,7 +20,7 @@ from gemctl.durable import exists
 from gemctl.run import stages
 from gemctl.run.attempt import Attempt
 from gemctl.run.files import JsonLog
-from gemctl.run.output import OutputTimes
+from gemctl.run.rank_records import OutputTimes
 
 PEER_GRACE = 0.3  # seconds for the other ranks to record what they saw before they are killed
 STACK_GRACE = 0.5  # seconds for dumping stacks

@@ -27,7 +27,7 @@ from gemctl.errors import GemctlError
 from gemctl.mesh.groups import LISTED, HostReport, Mesh
 from gemctl.run.attempt import Attempt
 from gemctl.run.files import create_json, read_json
-from gemctl.run.laid import lay_attempt
+from gemctl.run.mesh import write_mesh
 
 JOIN_SECONDS = 120.0  # for all hosts to arrive: schedulers start them one after the other, and images are pulled
 SLICE = 0.5  # seconds of waiting between checks for an abort
@@ -230,7 +230,7 @@ class Rendezvous:
 
 
 def _lay(attempt: Attempt, reports: list[Report]) -> Mesh:
-    return lay_attempt(attempt, [HostReport(report.host, report.slots, report.topology) for report in reports])
+    return write_mesh(attempt, [HostReport(report.host, report.slots, report.topology) for report in reports])
 
 
 def _key(attempt: Attempt, name: str) -> str:

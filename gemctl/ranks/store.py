@@ -32,8 +32,7 @@ from torch.distributed.elastic.rendezvous import (
 
 from gemctl import env, process
 from gemctl.errors import GemctlError
-from gemctl.run import secret
-from gemctl.run.attempt import Attempt
+from gemctl.run.attempt import Attempt, read_secret
 
 LOOPBACK = "127.0.0.1"
 SECONDS = 120.0  # that a call may take
@@ -200,7 +199,7 @@ def connect(endpoint: str, attempt: Attempt, seconds: float = SECONDS) -> Store:
     """A connection to the attempt's store at `endpoint`; it serves one call at a time. StoreError if it fails."""
     if endpoint.startswith("/"):
         return FileStore(endpoint, -1)
-    key = secret.read(attempt.secret)
+    key = read_secret(attempt.secret)
     host, _, port = endpoint.rpartition(":")
     try:
         store = TCPStore(host, int(port), None, False, timedelta(seconds=seconds), wait_for_workers=False)

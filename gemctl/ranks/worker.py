@@ -37,15 +37,14 @@ from gemctl.ranks import store
 from gemctl.run import inputs
 from gemctl.run.access import written_as
 from gemctl.run.attempt import Attempt, Base, Heartbeat, claim, watch_beat
+from gemctl.run.base import newest_verified, passed_over, record_rollback
 from gemctl.run.directory import RunDir
 from gemctl.run.files import create_json, read_json, read_text
 from gemctl.run.inject import maybe_inject
-from gemctl.run.laid import lay_attempt, read_mesh
 from gemctl.run.manifest import RunFacts, count_kinds
+from gemctl.run.mesh import read_mesh, write_mesh
+from gemctl.run.rank_records import Stage, StageRecorder
 from gemctl.run.requests import Request, pending
-from gemctl.run.rollback import passed_over, record
-from gemctl.run.selection import newest_verified
-from gemctl.run.stages import Stage, StageRecorder
 from gemctl.run.warm_start import match
 from gemctl.specs import feature_spec
 from gemctl.specs.count import step_flops
@@ -128,7 +127,7 @@ class Worker:
             return trainer.run(base.step, base.passed_over)
         except RollBack as error:
             if self.rank == 0:
-                record(self.attempt, error.found)
+                record_rollback(self.attempt, error.found)
             raise
 
     def _join_world(self) -> None:
@@ -313,7 +312,7 @@ def _lay_by_hand(attempt: Attempt) -> None:
     reports = [(name, address) for name, address in all_gather_json([socket.gethostname(), env.topology_address()])]
     hosts = [HostReport(name, reports.count((name, address)), address) for name, address in dict.fromkeys(reports)]
     if env.rank() == 0:
-        lay_attempt(attempt, hosts)
+        write_mesh(attempt, hosts)
     dist.barrier()
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from gemctl.process import UNREPORTED
 from gemctl.recover.records import RankRecord, Records
 from gemctl.run.attempt import Attempt
-from gemctl.run.stages import STAGES
+from gemctl.run.rank_records import STAGES
 
 # What a rank says when another one has gone, or does not answer.
 PEER_TYPES = {"DistNetworkError", "DistBackendError", "DistStoreError"}

@@ -10,9 +10,8 @@ from gemctl.recover.cause import Cause
 from gemctl.recover.context import Context
 from gemctl.recover.decide import End
 from gemctl.run.attempt import Attempt, Base, claim
+from gemctl.run.base import from_scratch, newest_verified, passed_over
 from gemctl.run.manifest import Checkpoint, check_file, check_size
-from gemctl.run.rollback import passed_over
-from gemctl.run.selection import from_scratch, newest_verified
 
 
 class NotStarted(GemctlError):

@@ -21,9 +21,9 @@ from gemctl.recover.start import NotStarted, start
 from gemctl.recover.watch import watch
 from gemctl.run import requests
 from gemctl.run.attempt import Attempt
+from gemctl.run.base import distrusts
 from gemctl.run.conclusion import describe, hint, saved_step
 from gemctl.run.directory import RunDir
-from gemctl.run.rollback import distrusts
 
 
 class RunFailed(GemctlError):

@@ -3,9 +3,9 @@
     tail = AttemptTail(run, attempt, Selection(rank=None, merged=True))
     for line in tail.new(): …                       # all there is; called again, what came since
 
-Sources: the ranks' raw output with the times that their agents noted (gemctl/run/output.py), stages and exceptions
-(ranks/<n>.jsonl; not the steps, which are too many), ends of processes (agent-<node>.jsonl), training metrics, and the
-supervisor's record. A source that cannot be read says so in a line of its own and hides no other.
+Sources: the ranks' raw output with the times that their agents noted (gemctl/run/rank_records.py), stages and
+exceptions (ranks/<n>.jsonl; not the steps, which are too many), ends of processes (agent-<node>.jsonl), training
+metrics, and the supervisor's record. A source that cannot be read says so in a line of its own and hides no other.
 """
 
 import functools
@@ -20,7 +20,7 @@ from gemctl.errors import InputError
 from gemctl.run.attempt import Attempt
 from gemctl.run.directory import RunDir
 from gemctl.run.files import MOST_LINE, LogTail, last_lines_at, parse_line, read_log
-from gemctl.run.output import Times
+from gemctl.run.rank_records import Times
 
 QUIET_STAGES = (b'"stage": "step"', b'"stage": "data"')  # every step has them
 

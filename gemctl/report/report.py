@@ -20,13 +20,13 @@ from gemctl.report.efficiency import Efficiency, efficiency
 from gemctl.report.journal import LAUNCH, STARTUP, Journal, Line, read_journals
 from gemctl.report.traffic import TrafficReport, traffic
 from gemctl.report.waiting import StragglerReport, stragglers
+from gemctl.run.base import rolled_back
 from gemctl.run.checkpoints import size_of
 from gemctl.run.conclusion import cause_of, ending
 from gemctl.run.directory import RunDir
 from gemctl.run.files import read_log, read_text, read_whole
 from gemctl.run.inputs import here
 from gemctl.run.manifest import Checkpoint, checkpoints, verify
-from gemctl.run.rollback import rolled_back
 
 
 @dataclass

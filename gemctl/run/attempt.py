@@ -2,17 +2,17 @@
 
     attempts/<n>/
       claim.json      who, where, with how many ranks; which requests were there before
-      secret          what its agents and ranks know each other by (gemctl/run/secret.py)
+      secret          its agents and ranks recognise each other by it; only the user can read it
       meeting.json    the port at which agents of several hosts meet, if the one meant was taken
       base.json       the checkpoint it starts from
       heartbeat       changes while the attempt lives; heartbeat-<node>: while the agent of another host does
       config.yaml plan.json mesh.json request.json
       spec.yaml inputs.json   what its ranks read (gemctl/run/inputs.py)
-      agent-<node>.jsonl ranks/<rank>.jsonl   what became of the processes (gemctl/run/stages.py)
+      agent-<node>.jsonl ranks/<rank>.jsonl   what became of the processes (gemctl/run/rank_records.py)
       ledger.jsonl metrics.jsonl tb/ logs/
       loaded.json     what was loaded at its start, counted and checked
       saves.jsonl     what became of each save
-      rolled_back.json  why it gave up its steps since the last checkpoint, if it did (gemctl/run/rollback.py)
+      rolled_back.json  why it gave up its steps since the last checkpoint, if it did (gemctl/run/base.py)
       kill.json       the supervisor's order to end all ranks at once
       end.json        how it ended; missing if nobody lived to write it
 
@@ -23,7 +23,9 @@ was stopped for an hour and wakes up finds a higher folder and knows that it own
 import contextlib
 import json
 import os
+import secrets
 import socket
+import stat
 import threading
 import time
 import uuid
@@ -34,13 +36,14 @@ from types import TracebackType
 from typing import Any
 
 from gemctl.durable import exists, read, steadily, sync_folder
-from gemctl.errors import InputError
-from gemctl.run import secret
+from gemctl.errors import GemctlError, InputError
 from gemctl.run.files import Record, create_json, is_whole, read_json, read_whole
 
 PATIENCE = 5.0  # seconds, at least, without a beat after which an attempt counts as dead
 LAST_BEAT = 2.0  # seconds that the end of the beating may wait for a host that is not reached
 MOST_BEAT = 4096
+SECRET_BYTES = 32
+OTHERS = stat.S_IRWXG | stat.S_IRWXO
 BEAT_BYTES = 64  # every beat is written over the last one in a single write
 
 
@@ -138,7 +141,7 @@ class Attempt:
         return self.logs / f"rank-{rank}.log"
 
     def output_times(self, node: int) -> Path:
-        """When the output files of the host's ranks grew (gemctl/run/output.py)."""
+        """When the output files of the host's ranks grew (gemctl/run/rank_records.py)."""
         return self.logs / f"times-{node}.jsonl"
 
     def rank_stack(self, rank: int) -> Path:
@@ -243,13 +246,45 @@ def claim(
     sync_folder(attempt.path.parent)
     attempt.logs.mkdir(exist_ok=True)
     attempt.ranks.mkdir(exist_ok=True)
-    secret.create(attempt.secret)  # before the claim: what is claimed can be met in
+    create_secret(attempt.secret)  # before the claim: what is claimed can be met in
     try:
         create_json(attempt.claim_file, claim)  # puts the folders beside it on disk too
     except FileExistsError:
         raise InputError(f"{run_path.name}: attempt {number} was started by another process just now") from None
     _write_beat(attempt.heartbeat, 0)  # after the claim: what beats can be asked who it is
     return attempt
+
+
+def create_secret(path: Path) -> None:
+    with contextlib.suppress(FileExistsError):
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(fd, secrets.token_bytes(SECRET_BYTES).hex().encode())
+        finally:
+            os.close(fd)
+
+
+def read_secret(path: Path) -> bytes:
+    """The attempt's secret, 32 bytes, by which agents and ranks recognise each other (gemctl/ranks/store.py). Only the
+    user may read it, even in a run that a group shares: a colleague who resumes makes an attempt with a secret of its
+    own. GemctlError if it cannot be read, or others can read it."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            mode, text = os.fstat(fd).st_mode, os.read(fd, 2 * SECRET_BYTES + 1)
+        finally:
+            os.close(fd)
+        secret = bytes.fromhex(text.decode("ascii"))
+    except (OSError, ValueError) as error:
+        raise GemctlError(f"{path}: the attempt's secret cannot be read: {error}") from None
+    if len(secret) != SECRET_BYTES:
+        raise GemctlError(f"{path}: the attempt's secret is cut")
+    if mode & OTHERS:
+        raise GemctlError(
+            f"{path}: mode {stat.S_IMODE(mode):04o} lets others read the attempt's secret, with which they could join "
+            "the run: run.root must lie on a file system that keeps the modes of files"
+        )
+    return secret
 
 
 def _write_beat(path: Path, count: int) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from gemctl.errors import InputError
 from gemctl.run.directory import RunDir, find
+from gemctl.run.files import entries
 from gemctl.run.manifest import (
     DELETED,
     FILE_NAME,
@@ -20,7 +21,6 @@ from gemctl.run.manifest import (
     read,
     verify,
 )
-from gemctl.run.reading import listed
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ def unusable(run: RunDir) -> list[Unusable]:
         reasons = [one.flaw] if one.flaw is not None else verify(one.path)
         if reasons and one.state != "missing":
             found.append(Unusable(str(one.path), reasons, size_of(one.path)))
-    for path in sorted(listed(run.checkpoints)):
+    for path in sorted(entries(run.checkpoints)):
         if path.name.endswith(DELETED):
             found.append(Unusable(str(path), ["its deletion was cut short"], size_of(path)))
     return found

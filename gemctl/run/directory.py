@@ -31,8 +31,9 @@ from gemctl.durable import make_folders, sync_folder
 from gemctl.errors import InputError
 from gemctl.run.access import Access, create_folder, written_as, written_by_umask
 from gemctl.run.attempt import Attempt
-from gemctl.run.files import create_json, entries, numbered, read_json, read_whole
+from gemctl.run.files import CutFileError, create_json, entries, is_whole, numbered, read_json, read_whole
 
+LEFT = "empty or cut, as a power loss leaves files"
 PACKAGES = ("gemctl", "torch", "torchrec", "fbgemm-gpu-cpu", "fbgemm-gpu", "torchx", "numpy", "pyarrow")
 
 
@@ -191,6 +192,29 @@ def _refuse_closed(reference: str, root: str) -> None:
 
 def _names(runs: list[RunDir]) -> str:
     return ", ".join(run.run_id for run in runs)
+
+
+def cut_files(run: RunDir) -> list[str]:
+    """One line for run.json, and for each submission and attempt of which something is cut."""
+    found = [f"{RunDir.IDENTITY}: {LEFT}; the run goes on without it"] if run.identity_cut else []
+    folders = [("submission", run.submissions / str(number)) for number in numbered(run.submissions)]
+    folders += [("attempt", attempt.path) for attempt in run.attempts()]
+    for kind, folder in folders:
+        if names := ", ".join(sorted(path.name for path in entries(folder) if _is_cut(path))):
+            found.append(f"{kind} {folder.name}: {names}: {LEFT}; what is missing counts as never written")
+    return found
+
+
+def _is_cut(path: Path) -> bool:
+    """Whatever else may be wrong with a file, who needs it says."""
+    try:
+        if path.suffix == ".json":
+            read_json(path)
+        return path.suffix == ".yaml" and not is_whole(path)
+    except CutFileError:
+        return True
+    except (InputError, OSError):
+        return False
 
 
 def _identity(run_id: str, name: str, command: list[str]) -> dict[str, Any]:

@@ -14,11 +14,13 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from gemctl.durable import create, named, open_file, open_log, read, steadily, sync_folder
 from gemctl.errors import FULL, InputError, Unreadable
 from gemctl.run import shapes
+
+Value = TypeVar("Value")
 
 FORMAT = 1
 ROOM = 16 << 10  # bytes kept for last lines: an exception's takes up to about 7 KB
@@ -71,14 +73,44 @@ def create_json(path: Path, value: dict[str, Any]) -> None:
     create(path, json.dumps({"format": FORMAT, **value}, indent=1) + "\n")
 
 
-def entries(folder: Path) -> list[Path]:
-    """What the folder holds; nothing if there is none. InputError if it cannot be read."""
+def or_unreadable(path: Path, read: Callable[[], Value]) -> Value:
+    """What `read()`, which reads `path`, and again where the refusal may pass, returns.
+
+    FileNotFoundError if there is no `path`: its folder can be listed and does not name it. IsADirectoryError as it
+    comes. Unreadable for every other OSError.
+    """
     try:
-        return steadily(lambda: list(folder.iterdir()))
+        return read()
+    except IsADirectoryError:
+        raise
+    except OSError as error:
+        if isinstance(error, FileNotFoundError | NotADirectoryError) and _absent(path):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from error
+        raise Unreadable(f"{path}: {_text(path, error)}") from error
+
+
+def entries(folder: Path) -> list[Path]:
+    """What the folder holds; nothing if there is none. Unreadable if it cannot be listed, or is a link to nowhere."""
+    try:
+        return or_unreadable(folder, lambda: steadily(lambda: list(folder.iterdir())))
     except FileNotFoundError:
         return []
-    except OSError as error:
-        raise InputError(f"{folder}: {error.strerror}") from error
+
+
+def _absent(path: Path) -> bool:
+    """True if the folder of `path` can be listed and does not name it, or is absent itself."""
+    try:
+        return path.name not in os.listdir(path.parent)  # noqa: PTH208 (names are wanted)
+    except (FileNotFoundError, NotADirectoryError):
+        return _absent(path.parent) if path.parent != path else True
+    except OSError:
+        return False
+
+
+def _text(path: Path, error: OSError) -> str:
+    if isinstance(error, FileNotFoundError) and path.is_symlink():
+        return f"a link to {os.readlink(path)}, which is not there (is its disk mounted?)"  # noqa: PTH115
+    return error.strerror or str(error)
 
 
 def numbered(folder: Path) -> list[int]:

@@ -23,7 +23,7 @@ from typing import Literal, get_args
 
 from gemctl import env
 from gemctl.errors import InputError
-from gemctl.run.stages import Stage
+from gemctl.run.rank_records import Stage
 
 KINDS = ("raise", "hang", "kill", "stop", "disk_full", "slow", "nan", "grad_nan")
 PLANTED = ("nan", "grad_nan")  # by the worker, into the step that begins

@@ -28,8 +28,7 @@ from gemctl.durable import read as read_file
 from gemctl.errors import InputError, Unreadable
 from gemctl.run.attempt import Attempt
 from gemctl.run.directory import RunDir
-from gemctl.run.files import FORMAT, Record, parse_line, read_log
-from gemctl.run.reading import listed, or_unreadable
+from gemctl.run.files import FORMAT, Record, entries, or_unreadable, parse_line, read_log
 
 FILE_NAME = "manifest.json"
 FOLDER = re.compile(r"step_(\d+)\.a(\d+)")
@@ -296,7 +295,7 @@ def checkpoints(run: RunDir) -> list[Checkpoint]:
     Unreadable if the folder of checkpoints cannot be listed.
     """
     bases, records = _bases(run), _Records.of(run)
-    found = [_look(path, bases, records) for path in listed(run.checkpoints) if FOLDER.fullmatch(path.name)]
+    found = [_look(path, bases, records) for path in entries(run.checkpoints) if FOLDER.fullmatch(path.name)]
     present = max(((one.step, one.attempt) for one in found if one.current), default=(-1, -1))
     newest = max((one for one in records.saved if _void(*one, bases) is None), default=present)
     if newest > present:
@@ -367,7 +366,7 @@ class _Records:
 def number_after(run: RunDir, last: Attempt | None) -> int:
     """Number of the attempt after `last`, which is dead: higher too than that of any checkpoint whose attempt a power
     loss has taken, so that no name of a checkpoint comes twice."""
-    folders = (FOLDER.fullmatch(path.name) for path in listed(run.checkpoints))
+    folders = (FOLDER.fullmatch(path.name) for path in entries(run.checkpoints))
     saved = {int(match[2]) for match in folders if match}
     lost = (number for number in saved if not run.attempt(number).path.exists())
     return 1 + max([last.number if last is not None else 0, *lost])

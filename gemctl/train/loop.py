@@ -16,7 +16,7 @@ from gemctl.config.schema import Config
 from gemctl.data.batch import Batch
 from gemctl.data.loader import Loader, eval_batches
 from gemctl.parallel.assemble import ShardedModel
-from gemctl.run.stages import Stage
+from gemctl.run.rank_records import Stage
 from gemctl.specs.data import FeatureSpec
 from gemctl.train.ledger import Ledger
 from gemctl.train.metrics import TaskMetrics

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from statistics import median
 
 from gemctl.errors import GemctlError
-from gemctl.run.rollback import RolledBack
+from gemctl.run.base import RolledBack
 
 WINDOW = 100  # losses whose median a spike is measured by
 LEAST = 20  # of them that must be there

@@ -23,7 +23,7 @@ from gemctl.parallel.assemble import ShardedModel
 from gemctl.parallel.dense import gradient_norm, scale_gradients, sync_gradients
 from gemctl.parallel.tables import LookedUp
 from gemctl.parallel.traffic import Side
-from gemctl.run.rollback import RolledBack
+from gemctl.run.base import RolledBack
 from gemctl.train.ledger import Ledger
 from gemctl.train.optim import DenseOptimizer, warmup_factor
 from gemctl.train.policy import NanStop, RollBack, Spikes

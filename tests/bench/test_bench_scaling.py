@@ -22,7 +22,7 @@ from gemctl.report.measured import subject
 from gemctl.report.report import Report, build
 from gemctl.run.attempt import Base, claim
 from gemctl.run.directory import RunDir
-from gemctl.run.laid import lay_attempt
+from gemctl.run.mesh import write_mesh
 from tests.support.world import run_world
 
 STEPS = 16
@@ -65,7 +65,7 @@ def reported(folder: Path, world: int) -> Report:
     attempt.config.write_text(to_yaml(config))
     attempt.plan.write_text(to_json(plan(config, spec_of(config))))
     attempt.write_base(Base(None, 0))
-    lay_attempt(attempt, [HostReport(socket.gethostname(), world, "")])
+    write_mesh(attempt, [HostReport(socket.gethostname(), world, "")])
     run_world(world, train, str(run.path), gloo=False, timeout=250)
     keep(subject(config, spec_of(config)), run_world(1, measure, to_yaml(config), gloo=False, timeout=250)[0])
     return build(run)

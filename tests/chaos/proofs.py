@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from gemctl.run.base import Choice
 from gemctl.run.manifest import checkpoints
-from gemctl.run.selection import Choice
 from tests.chaos import commands, suite
 from tests.chaos.layouts import STEPS
 from tests.chaos.oracle import judge

@@ -18,10 +18,10 @@ from gemctl.checkpoint.retention import prune, remove_half_written
 from gemctl.cli import main
 from gemctl.errors import InputError
 from gemctl.run.attempt import Base
+from gemctl.run.base import newest_verified
 from gemctl.run.checkpoints import resolve
 from gemctl.run.directory import RunDir
 from gemctl.run.manifest import checkpoints, describe_file, publish, read, verify
-from gemctl.run.selection import newest_verified
 from tests.checkpoint import checkpoint_ranks as ranks
 from tests.checkpoint.checkpoint_world import add_attempt, make_run
 from tests.support.world import run_world

@@ -17,10 +17,10 @@ from gemctl.checkpoint.content import content_sum
 from gemctl.checkpoint.pieces import Piece
 from gemctl.checkpoint.retention import remove_half_written
 from gemctl.run.attempt import Base
+from gemctl.run.base import newest_verified
 from gemctl.run.directory import RunDir
 from gemctl.run.files import read_log
 from gemctl.run.manifest import KindCount, checkpoints, count_kinds, read, verify
-from gemctl.run.selection import newest_verified
 from tests.checkpoint import checkpoint_ranks as ranks
 from tests.checkpoint.checkpoint_world import ROWS, add_attempt, make_run
 from tests.support.world import WorldError, run_world

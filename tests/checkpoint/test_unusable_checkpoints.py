@@ -23,12 +23,11 @@ from gemctl.recover.supervisor import run_attempts
 from gemctl.report.status import status
 from gemctl.run import manifest
 from gemctl.run.attempt import Attempt, Base, claim
+from gemctl.run.base import from_scratch, newest_verified
 from gemctl.run.checkpoints import unusable
 from gemctl.run.directory import RunDir
-from gemctl.run.files import JsonLog
+from gemctl.run.files import JsonLog, or_unreadable
 from gemctl.run.manifest import checkpoints
-from gemctl.run.reading import or_unreadable
-from gemctl.run.selection import from_scratch, newest_verified
 from tests.support.saved_run import words as words_of
 from tests.support.small_run import publish_step
 

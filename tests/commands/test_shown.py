@@ -15,7 +15,7 @@ from gemctl.launch.progress import Progress
 from gemctl.run.attempt import Base, claim
 from gemctl.run.directory import RunDir
 from gemctl.run.files import JsonLog, create_json
-from gemctl.run.stages import StageRecorder
+from gemctl.run.rank_records import StageRecorder
 from gemctl.run.submission import submit
 from gemctl.terminal import console, shown
 

@@ -14,9 +14,9 @@ import pytest
 
 from gemctl import process
 from gemctl.run.attempt import Attempt
+from gemctl.run.base import newest_verified
 from gemctl.run.directory import RunDir
 from gemctl.run.files import read_log
-from gemctl.run.selection import newest_verified
 from tests.support import hostile
 from tests.support.listeners import listening
 

@@ -24,7 +24,7 @@ from gemctl.launchers import api, local
 from gemctl.run import requests
 from gemctl.run.attempt import Attempt, Base, Heartbeat, claim
 from gemctl.run.directory import RunDir
-from gemctl.run.stages import StageRecorder
+from gemctl.run.rank_records import StageRecorder
 from gemctl.run.submission import Job, Submission, submissions, submit
 
 

@@ -16,7 +16,7 @@ from gemctl.mesh.topology import Topology
 from gemctl.run.attempt import Attempt, claim
 from gemctl.run.directory import RunDir
 from gemctl.run.files import read_json, read_log
-from gemctl.run.laid import lay_attempt, read_mesh
+from gemctl.run.mesh import read_mesh, write_mesh
 from tests.support.world import run_world
 
 TWO = Topology(2, 1, 2, 1, 1, 2, 1)
@@ -47,7 +47,7 @@ def start_workers(run: str, hosts: list[tuple[str, str]]) -> list[str]:
 
 def test_worker_fails_where_the_mesh_has_it_elsewhere(tmp_path: Path) -> None:
     attempt = attempt_of_two(tmp_path)
-    lay_attempt(attempt, [HostReport("n10", 1, "leaf1.n10"), HostReport("n2", 1, "leaf1.n2")])
+    write_mesh(attempt, [HostReport("n10", 1, "leaf1.n10"), HostReport("n2", 1, "leaf1.n2")])
     run = str(attempt.path.parent.parent)
     told = run_world(1, start_workers, run, [("n10", "2"), ("n2", "1")], gloo=False)[0]
     assert told == [

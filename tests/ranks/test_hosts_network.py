@@ -18,7 +18,7 @@ from gemctl.run import requests
 from gemctl.run.attempt import Attempt
 from gemctl.run.directory import RunDir
 from gemctl.run.files import LogTail
-from gemctl.run.laid import read_mesh
+from gemctl.run.mesh import read_mesh
 from tests.ranks import hosts
 from tests.ranks.hosts import HOSTS, Network, NetworkAgents
 from tests.support import small_run

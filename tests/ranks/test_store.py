@@ -13,8 +13,7 @@ import pytest
 
 from gemctl import process
 from gemctl.errors import GemctlError
-from gemctl.run import secret
-from gemctl.run.attempt import Attempt, claim
+from gemctl.run.attempt import Attempt, claim, create_secret, read_secret
 from gemctl.run.directory import RunDir
 from tests.support.world import run_world
 
@@ -153,10 +152,10 @@ def _local(attempt: Attempt) -> tuple[bytes, bool, bytes]:
 
 
 def test_the_secret_is_the_users_alone(attempt: Attempt, tmp_path: Path) -> None:
-    assert (attempt.secret.stat().st_mode & 0o777, len(secret.read(attempt.secret))) == (0o600, 32)
-    secret.create(attempt.secret)  # again
-    kept = secret.read(attempt.secret)
-    assert kept == secret.read(attempt.secret) != b""
+    assert (attempt.secret.stat().st_mode & 0o777, len(read_secret(attempt.secret))) == (0o600, 32)
+    create_secret(attempt.secret)  # again
+    kept = read_secret(attempt.secret)
+    assert kept == read_secret(attempt.secret) != b""
     (tmp_path / "link").symlink_to(attempt.secret)
     for path, mode, text, told in (
         (attempt.secret, 0o640, None, "lets others read"),
@@ -170,4 +169,4 @@ def test_the_secret_is_the_users_alone(attempt: Attempt, tmp_path: Path) -> None
         if text is not None:
             attempt.secret.write_text(text)
         with pytest.raises(GemctlError, match=told):
-            secret.read(path)
+            read_secret(path)

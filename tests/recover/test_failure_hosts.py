@@ -13,8 +13,8 @@ from gemctl.recover.records import RANK_LOOK, Records
 from gemctl.run.attempt import claim
 from gemctl.run.directory import RunDir
 from gemctl.run.files import JsonLog, read_log
-from gemctl.run.laid import read_mesh
-from gemctl.run.stages import StageRecorder
+from gemctl.run.mesh import read_mesh
+from gemctl.run.rank_records import StageRecorder
 from tests.support.small_run import STEPS, Case, Ended, supervise_all
 from tests.support.world import run_world
 

@@ -22,7 +22,7 @@ from gemctl.run import requests
 from gemctl.run.attempt import Attempt, Base, claim
 from gemctl.run.directory import RunDir
 from gemctl.run.files import JsonLog, create_json
-from gemctl.run.stages import StageRecorder
+from gemctl.run.rank_records import StageRecorder
 from gemctl.run.submission import submit
 from tests.recover import power_real
 from tests.recover.disk_record import Event, Record, load, recording

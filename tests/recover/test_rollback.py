@@ -9,9 +9,9 @@ import pytest
 from gemctl.checkpoint.diff import compare
 from gemctl.report.report import build
 from gemctl.run.attempt import Base
+from gemctl.run.base import RolledBack, distrusts, passed_over, record_rollback, rolled_back
 from gemctl.run.files import read_log
 from gemctl.run.manifest import checkpoints, read
-from gemctl.run.rollback import RolledBack, distrusts, passed_over, record, rolled_back
 from tests.checkpoint.checkpoint_world import make_run
 from tests.support.real_run import poisoned, real_run, train
 from tests.support.small_run import Ended
@@ -108,12 +108,12 @@ def test_which_checkpoint_is_distrusted_and_what_is_passed_over(tmp_path: Path) 
     for attempt, base in zip(attempts[1:], [Base("step_3.a1", 3)] * 3, strict=True):
         attempt.base_file.unlink()
         attempt.write_base(base)
-    record(attempts[0], found(7, "gradient"))
+    record_rollback(attempts[0], found(7, "gradient"))
     assert distrusts(attempts[:1]) is None and passed_over(attempts, 3) == [7] and passed_over(attempts, 8) == []
-    record(attempts[1], found(9, "state"))
+    record_rollback(attempts[1], found(9, "state"))
     assert distrusts(attempts[:2]) is None, "a later step's state: the checkpoint may be good"
-    record(attempts[2], found(9, "state"))
+    record_rollback(attempts[2], found(9, "state"))
     assert distrusts(attempts[:3]) == "step_3.a1", "again"
-    record(attempts[3], found(3, "state"))
+    record_rollback(attempts[3], found(3, "state"))
     assert distrusts([attempts[0], attempts[3]]) == "step_3.a1", "its first step already"
     assert passed_over(attempts, 0) == [7]

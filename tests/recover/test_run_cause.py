@@ -12,7 +12,7 @@ from gemctl.recover.records import RankRecord
 from gemctl.run.attempt import Attempt, claim
 from gemctl.run.directory import RunDir
 from gemctl.run.files import read_log
-from gemctl.run.stages import StageRecorder
+from gemctl.run.rank_records import StageRecorder
 
 PEER = ("RuntimeError", "[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4711")
 COLLECTIVE = [Frame("/lib/torch/distributed/distributed_c10d.py", 3021, "all_reduce"), Frame("loop.py", 1, "step")]

@@ -13,10 +13,10 @@ from gemctl import process
 from gemctl.config.schema import BudgetsConfig
 from gemctl.recover.records import Records
 from gemctl.run.attempt import watch_beat
+from gemctl.run.base import newest_verified
 from gemctl.run.directory import RunDir
 from gemctl.run.files import read_log
 from gemctl.run.manifest import checkpoints
-from gemctl.run.selection import newest_verified
 from tests.support.small_run import Case, Ended, _send, only_run, pids, supervise
 from tests.support.world import run_world
 

@@ -20,8 +20,7 @@ from gemctl.report.logs import AttemptTail, Line, Selection
 from gemctl.run.attempt import Attempt, Base, Heartbeat, claim
 from gemctl.run.directory import RunDir
 from gemctl.run.files import JsonLog
-from gemctl.run.output import OutputTimes
-from gemctl.run.stages import StageRecorder
+from gemctl.run.rank_records import OutputTimes, StageRecorder
 from gemctl.run.submission import Submission, submit
 
 RANKS = 2

@@ -20,10 +20,10 @@ from gemctl.render.show import plain, rendered
 from gemctl.report.compare import compare
 from gemctl.report.report import GpuMemory, build
 from gemctl.run.attempt import Attempt, Base, claim
+from gemctl.run.base import RolledBack, record_rollback
 from gemctl.run.directory import RunDir
 from gemctl.run.files import JsonLog, create_json, read_log
 from gemctl.run.manifest import Manifest, RunFacts, describe_file, publish
-from gemctl.run.rollback import RolledBack, record
 from gemctl.startup import Messages
 
 PARTS = ("import", "process_group", "build", "load", "first_batch", "first_step")
@@ -309,7 +309,7 @@ def test_stragglers_saves_and_roll_backs_are_told(run: RunDir) -> None:
     line = ledger_line(40, 1.0, dict.fromkeys(PARTS, 0.0) | {"dense_forward": 30.0}, 0.0)
     ledger.write(line | {"stragglers": [cost, cost | {"rank": 1, "host": "n2", "lost": 3.0}]})
     ledger.write(line | {"stragglers": [cost | {"lost": 10.0, "part": "data_wait"}]})
-    record(first, RolledBack(30, "gradient", [2]))
+    record_rollback(first, RolledBack(30, "gradient", [2]))
     save(run, 40, 2)
     log = JsonLog(first.saves)
     for step, stall in ((10, 2.0), (20, 0.25), (30, 0.5)):

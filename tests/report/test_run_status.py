@@ -16,7 +16,7 @@ from gemctl.run import requests
 from gemctl.run.attempt import Attempt, Base, Heartbeat, claim
 from gemctl.run.directory import RunDir
 from gemctl.run.files import create_json
-from gemctl.run.stages import StageRecorder
+from gemctl.run.rank_records import StageRecorder
 
 
 @pytest.fixture

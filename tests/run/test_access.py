@@ -15,7 +15,7 @@ from gemctl.run.access import Access, written_as
 from gemctl.run.attempt import Heartbeat, claim
 from gemctl.run.directory import RunDir
 from gemctl.run.files import JsonLog
-from gemctl.run.stages import StageRecorder
+from gemctl.run.rank_records import StageRecorder
 from gemctl.run.submission import submit
 from tests.launch.test_launch import SMALL, _wait_for
 from tests.support.other_user import User, run_as

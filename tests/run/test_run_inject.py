@@ -12,7 +12,7 @@ from gemctl.config.schema import Config, DataConfig, LauncherConfig
 from gemctl.errors import InputError
 from gemctl.launch.submit import checked_plan
 from gemctl.run.inject import Event, InjectedError, check, maybe_inject, parse
-from gemctl.run.stages import Stage
+from gemctl.run.rank_records import Stage
 from gemctl.specs.feature_spec import parse as parse_spec
 
 SPEC = parse_spec("{name: s, tables: [], dense: [{name: x}], labels: [{name: y}]}", "spec.yaml")

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from gemctl.run.attempt import Attempt
+from gemctl.run.base import newest_verified
 from gemctl.run.directory import RunDir
 from gemctl.run.files import Record, read_log
 from gemctl.run.manifest import read
-from gemctl.run.selection import newest_verified
 from tests.slurm.cluster import CALL, Cluster, wait_for
 
 LOG = ["--users", "50", "--items", "200", "--rows", "3000", "--eval-rows", "50"]

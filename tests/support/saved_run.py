@@ -18,7 +18,7 @@ from gemctl.run.attempt import Attempt, Base, claim
 from gemctl.run.directory import RunDir
 from gemctl.run.inputs import write
 from gemctl.run.manifest import Manifest, RunFacts, StoredObject, describe_file, folder_name, publish
-from gemctl.run.stages import StageRecorder
+from gemctl.run.rank_records import StageRecorder
 from gemctl.specs import feature_spec
 
 SIZES = ("users=50", "items=200", "rows=300", "eval_rows=50")

@@ -38,9 +38,9 @@ from gemctl.run import requests
 from gemctl.run.attempt import Attempt
 from gemctl.run.directory import RunDir
 from gemctl.run.files import create_json, read_log
-from gemctl.run.laid import read_mesh
 from gemctl.run.manifest import Manifest, RunFacts, describe_file, folder_name, publish, verify
-from gemctl.run.stages import Stage, StageRecorder
+from gemctl.run.mesh import read_mesh
+from gemctl.run.rank_records import Stage, StageRecorder
 
 RANKS = 3
 STEPS = 6

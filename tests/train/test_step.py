@@ -15,7 +15,7 @@ from gemctl.data.batch import Batch
 from gemctl.errors import GemctlError
 from gemctl.mesh.topology import resolve
 from gemctl.parallel.assemble import assemble
-from gemctl.run.rollback import RolledBack
+from gemctl.run.base import RolledBack
 from gemctl.specs.data import FeatureSpec
 from gemctl.specs.model import LayerSpec
 from gemctl.specs.sequence import BlockAttentionSpec, JaggedAttentionSpec, KunlunSpec

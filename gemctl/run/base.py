@@ -1,18 +1,28 @@
-"""Which checkpoint an attempt starts from, and when none may be taken without a word of the user's.
+"""What an attempt starts from (its base.json): which checkpoint, and which batches it passes over.
 
-    choice = newest_verified(run)       # Choice(checkpoint, passed_over, left_alone)
+    choice = newest_verified(run)               # Choice(checkpoint, passed_over, left_alone)
+    passed_over(run.attempts(), step)           # [31]: steps whose batches an earlier attempt rolled back from
 
-The newest valid checkpoint whose files are whole is taken. A damaged one is passed over for the one before; one that
-cannot be read now is not, and a run that has checkpoints of which none can be used does not begin anew: both are an
-InputError that says what each checkpoint's problem is, and what can be done.
+The newest valid checkpoint whose files are whole is used. A damaged one is passed over for the one before; one that
+cannot be read now is not, and a run that has checkpoints of which none can be used does not start from step 0 unless
+told to: both are an InputError that names the problem of each checkpoint and what can be done.
+
+    attempts/<n>/rolled_back.json   {"step": 31, "what": "gradient", "ranks": [1]}
+
+An attempt that met something that is not finite rolls back to its last checkpoint. Order and values of the batches are
+functions of the seed, so it would happen again at the same step: the next attempts pass over that batch.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Literal
 
 from gemctl.errors import InputError, Unreadable
+from gemctl.run.attempt import Attempt
 from gemctl.run.conclusion import reference
 from gemctl.run.directory import RunDir
+from gemctl.run.files import create_json, read_whole
 from gemctl.run.manifest import Check, Checkpoint, check_file, checkpoints, file_faults, read
 
 
@@ -95,3 +105,63 @@ def _anew(run: RunDir) -> str:
 
 def _message(head: str, reasons: list[str], advice: list[str]) -> str:
     return "\n".join([f"{head}:", *(f"  {reason}" for reason in reasons), *advice])
+
+
+@dataclass(frozen=True)
+class RolledBack:
+    """Why an attempt gave up its steps since its last checkpoint: at `step` (from 0) something was not finite.
+
+    `what`: gradient (the batch is passed over from now on) or state (weights or tables hold it already, so the batch
+    is not to blame). `ranks`: where it showed, if not on all.
+    """
+
+    step: int
+    what: Literal["gradient", "state"]
+    ranks: list[int]
+
+    def text(self) -> str:
+        """For people. Of one rank alone it begins with the rank, as a cause does."""
+        rank = f"rank {self.ranks[0]}: " if len(self.ranks) == 1 else ""
+        on = f" on ranks {', '.join(map(str, self.ranks))}" if len(self.ranks) > 1 else ""
+        if self.what == "gradient":
+            return (
+                f"{rank}step {self.step}: a gradient is not finite{on} although the loss is; nothing was updated. "
+                "The next attempt passes over this batch; if that does not help, resume with a lower optim.dense.lr"
+            )
+        return (
+            f"{rank}step {self.step}: the state is not finite{on}, so every batch that meets it gives no finite loss; "
+            "an older checkpoint may be whole"
+        )
+
+
+def record_rollback(attempt: Attempt, found: RolledBack) -> None:
+    """Writes it, once an attempt; by rank 0, before the attempt fails."""
+    create_json(attempt.rolled_back, {**asdict(found), "time": time.time()})
+
+
+def rolled_back(attempt: Attempt) -> RolledBack | None:
+    """Why the attempt gave up its steps; None if it did not."""
+    line = read_whole(attempt.rolled_back)
+    return None if line is None else RolledBack(line["step"], line["what"], line["ranks"])
+
+
+def passed_over(attempts: Sequence[Attempt], step: int) -> list[int]:
+    """Steps from `step` on whose batches a new attempt passes over, after these attempts."""
+    found = (rolled_back(attempt) for attempt in attempts)
+    return sorted({one.step for one in found if one and one.what == "gradient" and one.step >= step})
+
+
+def distrusts(attempts: Sequence[Attempt]) -> str | None:
+    """The checkpoint that no attempt should start from after the last of these: its state was not finite at its first
+    step, or at a later one for the second time.
+    """
+    found = {attempt.number: rolled_back(attempt) for attempt in attempts}
+    last = attempts[-1]
+    one = found[last.number]
+    if one is None or one.what != "state":
+        return None
+    if (base := last.started_from()) is None:
+        return None
+    states = [other for other in attempts if (it := found[other.number]) and it.what == "state"]
+    again = [other for other in states if other.started_from() == base]
+    return base.checkpoint if one.step == base.step or len(again) > 1 else None

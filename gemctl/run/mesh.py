@@ -1,6 +1,6 @@
-"""The mesh of an attempt: laid once over the hosts that have reported, and read by every rank (mesh.json).
+"""The mesh of an attempt (mesh.json): computed once from the hosts that have reported, and read by every rank.
 
-lay_attempt(attempt, [HostReport("n1", 2, "spine.leaf1.n1"), …])      # one process, before the ranks start
+write_mesh(attempt, [HostReport("n1", 2, "spine.leaf1.n1"), …])      # one process, before the ranks start
 read_mesh(attempt).check_place(rank, world, host, local_rank)         # every rank
 """
 
@@ -12,13 +12,14 @@ from gemctl.run.attempt import Attempt
 from gemctl.run.files import create_json, read_json
 
 
-def lay_attempt(attempt: Attempt, hosts: Sequence[HostReport]) -> Mesh:
-    """Lays the plan's topology over `hosts` and writes mesh.json. InputError where they are not what was planned."""
+def write_mesh(attempt: Attempt, hosts: Sequence[HostReport]) -> Mesh:
+    """Assigns the ranks of the plan's topology to `hosts` and writes mesh.json. InputError where the hosts are not
+    those that were planned for."""
     mesh = lay(Topology(**read_json(attempt.plan)["topology"].fields(Topology)), hosts)
     create_json(attempt.mesh, mesh.to_json())
     return mesh
 
 
 def read_mesh(attempt: Attempt) -> Mesh:
-    """The mesh that was laid for the attempt."""
+    """The attempt's mesh."""
     return Mesh.from_json(read_json(attempt.mesh))

@@ -1,27 +1,38 @@
-"""What a rank says about itself: the stage it is in, and the exception that ended it (attempts/<n>/ranks/<rank>.jsonl).
+"""What a rank records of itself, and what its agent records of its output.
 
-    stages = StageRecorder(attempt, rank)
+    stages = StageRecorder(attempt, rank)           # attempts/<n>/ranks/<rank>.jsonl
     stages.enter("build")
     stages.enter("step", 12)
-    stages.fail(error)                    # or
+    stages.fail(error)                              # or
     stages.finish("stopped", 12)
 
-The supervisor tells from it where a rank failed, and that one hangs: a stage without a new line for
-`recover.watchdog` seconds. So what may take long says `enter` again from time to time (an evaluation: every batch).
+    OutputTimes(attempt, node).look(ranks)          # attempts/<n>/logs/times-<node>.jsonl: the agent, every few ms
+    Times(attempt).of(1, offset)                    # when byte `offset` of rank 1's output had been written
+
+From the stages the supervisor knows where a rank failed, and that one hangs: a stage without a new line for
+`recover.watchdog` seconds. So work that may take long calls `enter` repeatedly (an evaluation: every batch).
+
+A rank's stdout and stderr, C libraries and its last words included, go straight to its file: there is no pipe that
+could fill up or break with its reader, no extra process, and the text is unchanged. The agent, which polls its ranks
+every 20 ms anyway, notes whenever a file has grown, so lines of several ranks can be merged by time with about that
+resolution, by their hosts' clocks.
 """
 
+import bisect
+import contextlib
 import os
 import shutil
 import tempfile
 import time
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
 from gemctl.errors import FULL
 from gemctl.paths import exists
 from gemctl.run.attempt import Attempt
-from gemctl.run.files import JsonLog, last_line
+from gemctl.run.files import JsonLog, LogTail, last_line, last_lines_at
 
 STAGES = ("start", "build", "load", "data", "step", "eval", "save", "close")
 Stage = Literal["start", "build", "load", "data", "step", "eval", "save", "close"]
@@ -91,3 +102,52 @@ def fail_unrecorded(attempt: Attempt, rank: int, error: BaseException) -> None:
         return
     log = JsonLog(attempt.rank_log(rank))
     log.write(_failure(error, last["stage"], last["step"], attempt.path), last=True)
+
+
+class OutputTimes:
+    """Notes the growth of the output files of one host's ranks."""
+
+    def __init__(self, attempt: Attempt, node: int) -> None:
+        self._attempt, self._log = attempt, JsonLog(attempt.output_times(node))
+        self._sizes: dict[int, int] = {}
+        self._files: dict[int, str] = {}
+
+    def look(self, ranks: Iterable[int]) -> None:
+        """Writes a line for each rank whose file has grown; costs one `stat` a rank."""
+        for rank in ranks:
+            if rank not in self._files:
+                self._files[rank] = str(self._attempt.rank_output(rank))
+            with contextlib.suppress(OSError):  # not there yet; or the disk is full, and times matter least then
+                size = os.stat(self._files[rank]).st_size  # noqa: PTH116 (speed)
+                if size > self._sizes.get(rank, 0):
+                    self._log.write({"rank": rank, "bytes": size, "time": time.time()})
+                    self._sizes[rank] = size
+
+    def close(self) -> None:
+        self._log.close()
+
+
+class Times:
+    """The index of an attempt, as far as it is written; with `tail` of each host its last lines alone."""
+
+    def __init__(self, attempt: Attempt, tail: int | None = None) -> None:
+        self._attempt, self._tail = attempt, tail
+        self._tails: dict[str, LogTail] = {}
+        self._sizes: dict[int, list[int]] = {}
+        self._times: dict[int, list[float]] = {}
+
+    def update(self) -> None:
+        """Reads what is new."""
+        for path in sorted(self._attempt.logs.glob("times-*.jsonl")):
+            if path.name not in self._tails:
+                start = 0 if self._tail is None else last_lines_at(path, self._tail)
+                self._tails[path.name] = LogTail(path, start)
+            for line in self._tails[path.name].lines():
+                self._sizes.setdefault(line["rank"], []).append(line["bytes"])
+                self._times.setdefault(line["rank"], []).append(line["time"])
+
+    def of(self, rank: int, size: int) -> float | None:
+        """When the rank's file was seen to have `size` bytes, Unix time; None if nobody has noted it."""
+        sizes = self._sizes.get(rank, [])
+        at = bisect.bisect_left(sizes, size)
+        return self._times[rank][at] if at < len(sizes) else None
