@@ -17,7 +17,7 @@ from pathlib import Path
 from gemctl import process
 from gemctl.cluster.cgroup import own_groups
 from gemctl.durable import exists
-from gemctl.run import stages
+from gemctl.run import rank_records
 from gemctl.run.attempt import Attempt
 from gemctl.run.files import JsonLog
 from gemctl.run.rank_records import OutputTimes
@@ -95,7 +95,7 @@ class RankMonitor:
                 code = process.exit_code(pid)
             except ChildProcessError:  # torchrun's agent reaped it first; `add_failure` gets a code other than 0
                 self._ended.add(pid)
-                if not stages.finished(self._attempt, rank):
+                if not rank_records.finished(self._attempt, rank):
                     self._end_peers()
                 continue
             if code is not None:
