@@ -17,30 +17,11 @@ from gemctl.config.keys import GROUPS, find, tree
 from gemctl.config.resuming import RULES
 from gemctl.config.schema import Config, DataConfig
 from gemctl.specs.data import FeatureSpec
-from gemctl.specs.interaction import (
-    CustomSpec,
-    DcnSpec,
-    DhenSpec,
-    DotSpec,
-    MlpSpec,
-    TokenMixerSpec,
-    WukongExpertsSpec,
-    WukongSpec,
-)
+from gemctl.specs.interaction import CustomSpec, InteractionSpec
 from gemctl.specs.json_schema import Node, child, describe, inlined, is_mapping, options
 from gemctl.specs.model import LayerSpec, ModelConfig
-from gemctl.specs.sequence import (
-    BlockAttentionSpec,
-    ClsSpec,
-    GatedSpec,
-    HspSpec,
-    HstuSpec,
-    InterFormerSpec,
-    JaggedAttentionSpec,
-    KunlunSpec,
-    LastSpec,
-    PmaSpec,
-)
+from gemctl.specs.sequence import AttentionSpec, SequenceBlockSpec, SummarySpec
+from gemctl.specs.unions import specs_of
 from gemctl.specs.yaml_file import KeyPath, dotted
 
 _MISSING = object()
@@ -153,12 +134,9 @@ def _model_blocks() -> Iterator[str]:
         yield f"#### {title}\n\n{' '.join(node['description'].split())}\n\n{table}"
 
 
-_BLOCKS: list[Any] = [
-    KunlunSpec(), InterFormerSpec(), HstuSpec(), JaggedAttentionSpec(), BlockAttentionSpec(),
-    PmaSpec(), HspSpec(), LastSpec(), ClsSpec(), GatedSpec(),
-    WukongSpec(), WukongExpertsSpec(), DhenSpec(), MlpSpec(), DotSpec(), DcnSpec(), TokenMixerSpec(),
-    CustomSpec("your.package.Block"),
-]  # fmt: skip
+_UNIONS = (SequenceBlockSpec, AttentionSpec, SummarySpec, InteractionSpec)
+_BLOCKS = [spec() for union in _UNIONS for spec in specs_of(union) if spec is not CustomSpec]
+_BLOCKS.append(CustomSpec("your.package.Block"))
 
 
 def _made_default(value: Any) -> str:

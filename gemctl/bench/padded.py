@@ -23,13 +23,13 @@ from gemctl.data.batch import Batch, EventSequence
 from gemctl.kernels.block_attention.rotary import rotate
 from gemctl.kernels.gdpa.activation import ACTIVATIONS, Activation
 from gemctl.model import gem, tokens
-from gemctl.model.attention import SelfAttention, SiluAttention, _tables, rotated
+from gemctl.model.attention import BlockAttention, JaggedAttention, SiluAttention, rotated, rotation_tables
 from gemctl.model.embeddings import Embedded
 from gemctl.model.events import Events, MaskNet
-from gemctl.model.layers import EPSILON, layer_norm
+from gemctl.model.layers import layer_norm
 from gemctl.model.sequence import PersonalisedFFN
-from gemctl.model.summary import ClsTokens, HierarchicalPooling, LastEvents, SeedAttention
-from gemctl.specs.sequence import BLOCK_SIZE, BlockAttentionSpec
+from gemctl.model.summary import ClsTokens, HierarchicalPooling, LastEvents, PooledAttention, SeedAttention
+from gemctl.specs.sequence import BLOCK_SIZE
 
 HIDDEN = -1e9
 """Added to the scores of hidden keys: −inf would make NaN of rows that see nothing, which padding rows do."""
@@ -137,25 +137,21 @@ def _flat(x: Tensor) -> Tensor:
     return x.transpose(1, 2).flatten(2).flatten(0, 1)
 
 
-def _self_attention(self: SelfAttention, events: Events) -> Tensor:
+def _jagged_attention(self: JaggedAttention, events: Events) -> Tensor:
     spec, shape = self.spec, _shape(events)
-    width = events.values.shape[1] // self.heads
-    q, k, v = self.queries_keys_values(layer_norm(events.values)).view(-1, 3, self.heads, width).unbind(1)
-    if spec.qk_norm:
-        q, k = (F.rms_norm(x, (width,), eps=EPSILON) for x in (q, k))
-    if isinstance(spec, BlockAttentionSpec):
-        return self.output(_block_attention(events, q, k, v, spec.rope))
+    q, k, v = self.project(events)
     q, k = rotated(q, k, events, spec.position, spec.rote_scale)
     q, k, v = (_heads(x, *shape, self.heads) for x in (q, k, v))
     mask = _mask(events, spec.causal, spec.window)
     return self.output(_flat(F.scaled_dot_product_attention(q, k, v, attn_mask=mask)))
 
 
-def _block_attention(events: Events, q: Tensor, k: Tensor, v: Tensor, rope: bool) -> Tensor:
-    """[B · L, H, d] each → [B · L, H · d]; rows that blocks do not fill are padded further."""
+def _block_attention(self: BlockAttention, events: Events) -> Tensor:
+    """Rows that blocks do not fill are padded further."""
+    q, k, v = self.project(events)
     (rows, longest), (_, heads, width) = _shape(events), q.shape
-    if rope:
-        cos, sin = (table.repeat(rows, 1) for table in _tables(events, width))
+    if self.spec.rope:
+        cos, sin = (table.repeat(rows, 1) for table in rotation_tables(events, width))
         q, k, v = (rotate(x, cos, sin) for x in (q, k, v))
     more = -longest % BLOCK_SIZE
 
@@ -164,7 +160,7 @@ def _block_attention(events: Events, q: Tensor, k: Tensor, v: Tensor, rope: bool
         return wide.reshape(-1, BLOCK_SIZE, heads, width).transpose(1, 2)
 
     seen = F.scaled_dot_product_attention(blocks(q), blocks(k), blocks(v), attn_mask=_mask(events, every=BLOCK_SIZE))
-    return seen.transpose(1, 2).reshape(rows, longest + more, heads * width)[:, :longest].flatten(0, 1)
+    return self.output(seen.transpose(1, 2).reshape(rows, longest + more, heads * width)[:, :longest].flatten(0, 1))
 
 
 def _ffn(self: PersonalisedFFN, events: Events, x_sum: Tensor) -> Tensor:
@@ -240,10 +236,11 @@ def _merge(self: MaskNet, histories: Mapping[str, Events]) -> Events:
 
 
 _FORMS: dict[type[nn.Module], Callable[..., Any]] = {
-    SelfAttention: _self_attention,
+    JaggedAttention: _jagged_attention,
+    BlockAttention: _block_attention,
     SiluAttention: _silu_attention,
     PersonalisedFFN: _ffn,
-    SeedAttention: _seeds,
+    PooledAttention: _seeds,
     HierarchicalPooling: _hierarchical,
     LastEvents: _last,
     ClsTokens: _cls,

@@ -26,7 +26,7 @@ from gemctl.kernels.gdpa.op import gdpa
 from gemctl.kernels.jagged_flash_attention.op import jagged_flash_attention
 from gemctl.model.events import Events
 from gemctl.model.layers import EPSILON, ZeroLinear, layer_norm
-from gemctl.specs.sequence import BLOCK_SIZE, Attention, BlockAttentionSpec, HstuSpec
+from gemctl.specs.sequence import BLOCK_SIZE, AttentionSpec, BlockAttentionSpec, HstuSpec, JaggedAttentionSpec
 
 ROTARY_BASE = 10_000.0
 
@@ -34,27 +34,49 @@ ROTARY_BASE = 10_000.0
 class SelfAttention(nn.Module):
     """Multi-head softmax attention; `residual`: the caller adds its input to the result."""
 
-    def __init__(self, spec: Attention, dim: int, heads: int, residual: bool) -> None:
+    def __init__(self, spec: AttentionSpec, width: int, heads: int, residual: bool) -> None:
         super().__init__()
         self.spec, self.heads = spec, heads
-        self.queries_keys_values = nn.Linear(dim, 3 * dim, bias=False)
-        self.output = ZeroLinear(dim, dim) if residual else nn.Linear(dim, dim, bias=False)
+        self.queries_keys_values = nn.Linear(width, 3 * width, bias=False)
+        self.output = ZeroLinear(width, width) if residual else nn.Linear(width, width, bias=False)
 
     def forward(self, events: Events) -> Tensor:
-        spec, offsets, longest = self.spec, events.offsets, events.max_length
+        return self.output(self.attend(*self.project(events), events).flatten(1))
+
+    def project(self, events: Events) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values [N, H, d_h]."""
         width = events.values.shape[1] // self.heads
         q, k, v = self.queries_keys_values(layer_norm(events.values)).view(-1, 3, self.heads, width).unbind(1)
-        if spec.qk_norm:
+        if self.spec.qk_norm:
             q, k = (F.rms_norm(x, (width,), eps=EPSILON) for x in (q, k))
-        if isinstance(spec, BlockAttentionSpec):
-            cos, sin = _tables(events, width) if spec.rope else (None, None)
-            seen = block_attention(q, k, v, offsets, longest, block_size=BLOCK_SIZE, cos=cos, sin=sin)
-        else:
-            q, k = rotated(q, k, events, spec.position, spec.rote_scale)
-            seen = jagged_flash_attention(
-                q, k, v, offsets, offsets, longest, longest, causal=spec.causal, window=spec.window
-            )
-        return self.output(seen.flatten(1))
+        return q, k, v
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, events: Events) -> Tensor:
+        """What the events see: q, k, v and the result are [N, H, d_h]."""
+        raise NotImplementedError
+
+
+class JaggedAttention(SelfAttention):
+    """Over a row's whole history, a window of it, or what is not later."""
+
+    spec: JaggedAttentionSpec
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, events: Events) -> Tensor:
+        spec, offsets, longest = self.spec, events.offsets, events.max_length
+        q, k = rotated(q, k, events, spec.position, spec.rote_scale)
+        return jagged_flash_attention(
+            q, k, v, offsets, offsets, longest, longest, causal=spec.causal, window=spec.window
+        )
+
+
+class BlockAttention(SelfAttention):
+    """Within blocks of 64 events."""
+
+    spec: BlockAttentionSpec
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, events: Events) -> Tensor:
+        cos, sin = rotation_tables(events, q.shape[2]) if self.spec.rope else (None, None)
+        return block_attention(q, k, v, events.offsets, events.max_length, block_size=BLOCK_SIZE, cos=cos, sin=sin)
 
 
 class SiluAttention(nn.Module):
@@ -91,7 +113,7 @@ def rotated(q: Tensor, k: Tensor, events: Events, position: str, rote_scale: flo
     return rotate(q, cos, sin), rotate(k, cos, sin)
 
 
-def _tables(events: Events, width: int) -> tuple[Tensor, Tensor]:
+def rotation_tables(events: Events, width: int) -> tuple[Tensor, Tensor]:
     """cos and sin [longest, width/2] by position."""
     position = torch.arange(events.max_length, device=events.offsets.device, dtype=_exact(events.values))
     angles = position[:, None] * _frequencies(width, position)

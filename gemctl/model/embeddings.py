@@ -23,6 +23,7 @@ from torchrec import (
 )
 
 from gemctl.data.batch import Batch, Jagged
+from gemctl.model.init import InitRule
 from gemctl.specs.data import FeatureSpec
 
 
@@ -40,6 +41,9 @@ class Tables(nn.Module):
         if names := spec.sequence_tables():
             tables = [EmbeddingConfig(rows[n], dim, name=n, feature_names=features_of(spec, n)) for n in names]
             self.sequence = EmbeddingCollection(tables=tables, device=torch.get_default_device())
+
+    def init_rules(self) -> dict[str, InitRule]:
+        return {name: InitRule("uniform", self.init_bound) for name, _ in self.named_parameters()}
 
 
 def features_of(spec: FeatureSpec, table: str) -> list[str]:

@@ -19,12 +19,13 @@ import torch
 from torch import Tensor, nn
 
 from gemctl.data.batch import Batch
+from gemctl.model import experts, sequence, token_mixer, wukong  # noqa: F401  the ranks that an agent forks share them
+from gemctl.model.build import build
 from gemctl.model.embeddings import Embedded, Tables
 from gemctl.model.events import Events, MaskNet, prepend
 from gemctl.model.heads import TaskHeads
 from gemctl.model.interaction import InteractionBlock
 from gemctl.model.layers import TokenLinear, make_gate
-from gemctl.model.sequence import sequence_block
 from gemctl.model.summary import HistorySummary
 from gemctl.model.tokens import EventEncoder, NonSequenceTokens
 from gemctl.specs import layout as layouts
@@ -57,15 +58,13 @@ class Layer(nn.Module):
         self.adapters = nn.ModuleDict(
             {name: nn.Linear(dim, width, bias=False) for name, width in widths.items() if width != dim}
         )
-        blocks = {row.history.name: sequence_block(row, own.x_sum, dim) for row in own.histories}
-        self.sequence = nn.ModuleDict({name: block for name, block in blocks.items() if block is not None})
-        self.summary = nn.ModuleDict(
-            {
-                row.history.name: HistorySummary(row.summary, row.history, dim)
-                for row in own.histories
-                if row.summary is not None
-            }
-        )
+        self.sequence, self.summary = nn.ModuleDict(), nn.ModuleDict()
+        for row in own.histories:
+            name, width, heads = row.history.name, row.history.dim, row.history.heads
+            if row.block is not None:
+                self.sequence[name] = build(row.block, width, heads, own.x_sum * dim, row.attends)
+            if row.summary is not None:
+                self.summary[name] = HistorySummary(row.summary, width, heads, dim)
         self.interaction = InteractionBlock(own.spec.interaction, own.reads, dim)
 
     def forward(

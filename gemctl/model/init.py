@@ -9,8 +9,6 @@ from typing import Literal
 
 from torch import nn
 
-from gemctl.model.embeddings import Tables
-
 
 @dataclass(frozen=True)
 class InitRule:
@@ -37,8 +35,6 @@ def init_rules(model: nn.Module) -> dict[str, InitRule]:
 
 
 def _module_rules(module: nn.Module) -> dict[str, InitRule]:
-    if isinstance(module, Tables):
-        return {name: InitRule("uniform", module.init_bound) for name, _ in module.named_parameters()}
     own = getattr(module, "init_rules", None)
     if own is not None:
         return own()

@@ -16,55 +16,49 @@ dcnv2 or dhen here. As members of a dhen block, mlp, dot, dcnv2 and token_mixer 
 import torch
 from torch import Tensor, nn
 
-from gemctl.model.experts import WukongExperts
+from gemctl.errors import InputError
+from gemctl.model.build import build_core
 from gemctl.model.layers import MLP, TokenLinear, layer_norm
-from gemctl.model.own import own_module
-from gemctl.model.token_mixer import TokenMixer
-from gemctl.model.wukong import Wukong
-from gemctl.specs.interaction import (
-    DcnSpec,
-    DotSpec,
-    Interaction,
-    Member,
-    MlpSpec,
-    TokenMixerSpec,
-    WukongExpertsSpec,
-    WukongSpec,
-    has_shortcut,
-    members,
-)
-from gemctl.specs.layout import outputs
+from gemctl.specs.interaction import DcnSpec, DotSpec, Interaction, MlpSpec
 
 
 class InteractionBlock(nn.Module):
-    """Its cores side by side, with shortcut and norm: [B, inputs, dim] → [B, outputs, dim]."""
+    """Its cores side by side, with shortcut and norm: [B, inputs, dim] → [B, spec.tokens, dim]."""
 
     def __init__(self, spec: Interaction, inputs: int, dim: int) -> None:
         super().__init__()
-        self.members = nn.ModuleList(_core(member, inputs, dim) for member in members(spec))
-        self.shortcut, made = has_shortcut(spec), outputs(spec)
-        self.residual = TokenLinear(inputs, made) if self.shortcut and inputs != made else None
+        self.spec = spec
+        self.members = nn.ModuleList(build_core(core, inputs, dim) for core in spec.cores())
+        self.residual = TokenLinear(inputs, spec.tokens) if spec.shortcut and inputs != spec.tokens else None
 
     def prefetch(self, x_BND: Tensor) -> None:
         """Tells experts that are spread over ranks the leading tokens of the next `forward`, as soon as they exist."""
         for member in self.members:
-            if isinstance(member, WukongExperts) and member.exchange is not None:
-                member.exchange.prefetch(x_BND)
+            if (exchange := getattr(member, "exchange", None)) is not None:
+                exchange.prefetch(x_BND)
 
     def forward(self, x_BND: Tensor) -> Tensor:
-        made = torch.cat([member(x_BND) for member in self.members], dim=1)
-        if self.shortcut:
+        made = torch.cat([self._checked(number, member(x_BND), x_BND) for number, member in enumerate(self.members)], 1)
+        if self.spec.shortcut:
             made = made + (x_BND if self.residual is None else self.residual(x_BND))
         return layer_norm(made)
+
+    def _checked(self, number: int, made: Tensor, x_BND: Tensor) -> Tensor:
+        """What a core made: another shape would be broadcast against the shortcut unseen."""
+        core = self.spec.cores()[number]
+        expected = (len(x_BND), core.tokens, x_BND.shape[2])
+        if made.shape != expected:
+            raise InputError(f"{core.kind}: its module made {tuple(made.shape)}, not [B, tokens, dim] = {expected}")
+        return made
 
 
 class MlpCore(nn.Module):
     """An MLP over all tokens: [B, n, dim] → [B, tokens, dim]."""
 
-    def __init__(self, inputs: int, hidden: list[int], tokens: int, dim: int) -> None:
+    def __init__(self, spec: MlpSpec | DotSpec | DcnSpec, inputs: int, dim: int) -> None:
         super().__init__()
-        self.tokens = tokens
-        self.mlp = MLP(inputs, hidden, tokens * dim)
+        self.tokens = spec.tokens
+        self.mlp = MLP(spec.features(inputs, dim), spec.hidden, spec.tokens * dim)
 
     def forward(self, x_BND: Tensor) -> Tensor:
         made: Tensor = self.mlp(self._features(x_BND))
@@ -77,9 +71,6 @@ class MlpCore(nn.Module):
 class DotCore(MlpCore):
     """The products of all pairs of tokens beside the tokens."""
 
-    def __init__(self, spec: DotSpec, inputs: int, dim: int) -> None:
-        super().__init__(inputs * dim + inputs * (inputs - 1) // 2, spec.hidden, spec.tokens, dim)
-
     def _features(self, x_BND: Tensor) -> Tensor:
         products = torch.bmm(x_BND, x_BND.transpose(1, 2)) * x_BND.shape[2] ** -0.5
         first, second = torch.triu_indices(x_BND.shape[1], x_BND.shape[1], offset=1, device=x_BND.device)
@@ -90,7 +81,7 @@ class DcnCore(MlpCore):
     """Low-rank crosses of the flattened tokens."""
 
     def __init__(self, spec: DcnSpec, inputs: int, dim: int) -> None:
-        super().__init__(inputs * dim, spec.hidden, spec.tokens, dim)
+        super().__init__(spec, inputs, dim)
         self.crosses = nn.ModuleList(Cross(inputs * dim, spec.rank) for _ in range(spec.crosses))
 
     def _features(self, x_BND: Tensor) -> Tensor:
@@ -111,17 +102,3 @@ class Cross(nn.Module):
     def forward(self, c: Tensor) -> Tensor:
         made: Tensor = self.up(self.down(c))
         return made
-
-
-def _core(spec: Member, inputs: int, dim: int) -> nn.Module:
-    if isinstance(spec, WukongSpec):
-        return Wukong(spec, inputs, dim)
-    if isinstance(spec, WukongExpertsSpec):
-        return WukongExperts(spec, inputs, dim)
-    if isinstance(spec, MlpSpec):
-        return MlpCore(inputs * dim, spec.hidden, spec.tokens, dim)
-    if isinstance(spec, DotSpec):
-        return DotCore(spec, inputs, dim)
-    if isinstance(spec, TokenMixerSpec):
-        return TokenMixer(spec, inputs, dim)
-    return DcnCore(spec, inputs, dim) if isinstance(spec, DcnSpec) else own_module(spec, inputs, dim)

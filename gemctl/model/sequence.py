@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from gemctl.kernels.gdpa.op import gdpa
 from gemctl.kernels.jagged import every
-from gemctl.model.attention import SelfAttention, SiluAttention
+from gemctl.model.attention import SiluAttention
+from gemctl.model.build import build
 from gemctl.model.events import Events
 from gemctl.model.layers import ZeroLinear, layer_norm
-from gemctl.specs.layout import HistoryLayer
-from gemctl.specs.sequence import HstuSpec, InterFormerSpec
+from gemctl.specs.sequence import HstuSpec, InterFormerSpec, KunlunSpec
 
 
 class PersonalisedFFN(nn.Module):
@@ -65,21 +65,11 @@ class PersonalisedFFN(nn.Module):
 
 
 class PersonalisedBlock(nn.Module):
-    """Kunlun's and InterFormer's block: a personalised feed-forward, then self-attention if the layer has any."""
+    """A personalised feed-forward, then self-attention in the layers that have it."""
 
-    def __init__(self, layer: HistoryLayer, x_sum: int, dim: int) -> None:
+    def __init__(self, ffn: PersonalisedFFN, attention: nn.Module | None, residual: bool) -> None:
         super().__init__()
-        spec, history = layer.block, layer.history
-        assert spec is not None and not isinstance(spec, HstuSpec)
-        own = history.dim
-        if isinstance(spec, InterFormerSpec):
-            self.residual = spec.residual
-            self.ffn = PersonalisedFFN(spec.ffn_rank, "identity", x_sum * dim, own, 1, spec.residual)
-        else:
-            self.residual = True
-            inputs, rank = x_sum * dim, spec.generator_rank
-            self.ffn = PersonalisedFFN(spec.ffn_hidden, spec.activation, inputs, own, history.heads, rank=rank)
-        self.attention = SelfAttention(spec.attention, own, history.heads, self.residual) if layer.attends else None
+        self.ffn, self.attention, self.residual = ffn, attention, residual
 
     def forward(self, events: Events, x_sum: Tensor) -> Events:
         events = self._add(events, self.ffn(events, x_sum))
@@ -89,20 +79,29 @@ class PersonalisedBlock(nn.Module):
         return events.of(events.values + made if self.residual else made)
 
 
+class KunlunBlock(PersonalisedBlock):
+    """Kunlun's block over events of one width; `x_sum`: numbers of a row's X_sum."""
+
+    def __init__(self, spec: KunlunSpec, width: int, heads: int, x_sum: int, attends: bool) -> None:
+        ffn = PersonalisedFFN(spec.ffn_hidden, spec.activation, x_sum, width, heads, rank=spec.generator_rank)
+        super().__init__(ffn, build(spec.attention, width, heads, True) if attends else None, residual=True)
+
+
+class InterFormerBlock(PersonalisedBlock):
+    """InterFormer's block; arguments as above."""
+
+    def __init__(self, spec: InterFormerSpec, width: int, heads: int, x_sum: int, attends: bool) -> None:
+        ffn = PersonalisedFFN(spec.ffn_rank, "identity", x_sum, width, 1, spec.residual)
+        attention = build(spec.attention, width, heads, spec.residual) if attends else None
+        super().__init__(ffn, attention, spec.residual)
+
+
 class HstuBlock(nn.Module):
     """HSTU's block; X_sum is not read."""
 
-    def __init__(self, layer: HistoryLayer) -> None:
+    def __init__(self, spec: HstuSpec, width: int, heads: int, x_sum: int, attends: bool) -> None:
         super().__init__()
-        assert isinstance(layer.block, HstuSpec)
-        self.attention = SiluAttention(layer.block, layer.history.dim, layer.history.heads)
+        self.attention = SiluAttention(spec, width, heads)
 
     def forward(self, events: Events, x_sum: Tensor | None) -> Events:
         return events.of(events.values + self.attention(events))
-
-
-def sequence_block(layer: HistoryLayer, x_sum: int, dim: int) -> nn.Module | None:
-    """The block of one history in one layer; None where its events stay as they are."""
-    if layer.block is None:
-        return None
-    return HstuBlock(layer) if isinstance(layer.block, HstuSpec) else PersonalisedBlock(layer, x_sum, dim)

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from gemctl.kernels.pooled_attention.op import pooled_attention
+from gemctl.model.build import build
 from gemctl.model.events import Events
 from gemctl.model.init import InitRule
 from gemctl.model.layers import TokenLinear, layer_norm, make_gate
-from gemctl.specs.layout import History
-from gemctl.specs.sequence import ClsSpec, GatedSpec, HspSpec, LastSpec, Part, PmaSpec, Summary, parts
+from gemctl.specs.sequence import ClsSpec, HspSpec, LastSpec, PmaSpec, Summary
 
 
 class SeedAttention(nn.Module):
@@ -42,6 +42,13 @@ class SeedAttention(nn.Module):
         return {"seeds": InitRule("uniform", 1.0)}
 
 
+class PooledAttention(SeedAttention):
+    """One seed per token: [N, width] → [B, tokens, width]."""
+
+    def __init__(self, spec: PmaSpec, width: int, heads: int) -> None:
+        super().__init__(spec.tokens, width, heads, norm_seeds=False)
+
+
 class HierarchicalPooling(SeedAttention):
     """Seeds, then the SumKronLinear: [N, width] → [B, tokens, width]."""
 
@@ -59,9 +66,9 @@ class HierarchicalPooling(SeedAttention):
 class LastEvents(nn.Module):
     """The newest `tokens` events of each row, newest first: [N, width] → [B, tokens, width]."""
 
-    def __init__(self, tokens: int) -> None:
+    def __init__(self, spec: LastSpec, width: int, heads: int) -> None:
         super().__init__()
-        self.tokens = tokens
+        self.tokens = spec.tokens
 
     def forward(self, events: Events) -> Tensor:
         back = torch.arange(self.tokens, device=events.offsets.device)
@@ -74,6 +81,9 @@ class LastEvents(nn.Module):
 class ClsTokens(nn.Module):
     """What the CLS tokens have become: [N, width] → [B, cls, width]."""
 
+    def __init__(self, spec: ClsSpec, width: int, heads: int) -> None:
+        super().__init__()
+
     def forward(self, events: Events) -> Tensor:
         return events.values[events.offsets[:-1, None] + torch.arange(events.cls, device=events.offsets.device)]
 
@@ -81,22 +91,13 @@ class ClsTokens(nn.Module):
 class HistorySummary(nn.Module):
     """All parts of one history's summary, normed and gated."""
 
-    def __init__(self, summary: Summary, history: History, dim: int) -> None:
+    def __init__(self, summary: Summary, width: int, heads: int, dim: int) -> None:
         super().__init__()
-        self.parts = nn.ModuleList(_part(part, history) for part in parts(summary))
-        self.adapter = nn.Linear(history.dim, dim, bias=False) if history.dim != dim else None
-        self.gate = make_gate(summary.gate, dim) if isinstance(summary, GatedSpec) else None
+        self.parts = nn.ModuleList(build(part, width, heads) for part in summary.flat())
+        self.adapter = nn.Linear(width, dim, bias=False) if width != dim else None
+        self.gate = make_gate(summary.gate, dim)
 
     def forward(self, events: Events) -> Tensor:
         tokens = torch.cat([part(events) for part in self.parts], dim=1)
         tokens = layer_norm(tokens if self.adapter is None else self.adapter(tokens))
         return tokens if self.gate is None else self.gate(tokens)
-
-
-def _part(part: Part, history: History) -> nn.Module:
-    if isinstance(part, PmaSpec):
-        return SeedAttention(part.tokens, history.dim, history.heads, norm_seeds=False)
-    if isinstance(part, HspSpec):
-        return HierarchicalPooling(part, history.dim, history.heads)
-    assert isinstance(part, (LastSpec, ClsSpec))
-    return LastEvents(part.tokens) if isinstance(part, LastSpec) else ClsTokens()

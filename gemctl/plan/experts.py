@@ -6,7 +6,6 @@ gemctl plan experiment=gem_xl        # "gathered expert inputs"
 from dataclasses import dataclass
 
 from gemctl.specs.data import FeatureSpec
-from gemctl.specs.interaction import WukongExpertsSpec, members
 from gemctl.specs.layout import layout
 from gemctl.specs.model import ModelConfig
 
@@ -28,9 +27,9 @@ def expert_modules(model: ModelConfig, spec: FeatureSpec) -> list[ExpertModule]:
             f"layers.{index}.interaction.members.{number}",
             layer.reads,
             layer.x_sum if layer.spec.reads == "x_sum" else layer.inputs,
-            member.tokens,
+            core.tokens,
         )
         for index, layer in enumerate(layout(model, spec).layers)
-        for number, member in enumerate(members(layer.spec.interaction))
-        if isinstance(member, WukongExpertsSpec)
+        for number, core in enumerate(layer.spec.interaction.cores())
+        if core.stacked_experts
     ]

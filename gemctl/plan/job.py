@@ -20,8 +20,9 @@ from gemctl.data.parquet import ParquetSource
 from gemctl.errors import InputError
 from gemctl.plan.build import Plan, build, faults
 from gemctl.plan.fit import cluster_memory
-from gemctl.specs import custom, feature_spec
+from gemctl.specs import feature_spec
 from gemctl.specs.data import FeatureSpec
+from gemctl.specs.model import own_modules
 
 
 def spec_of(config: Config) -> FeatureSpec:
@@ -113,5 +114,5 @@ def file_notes(data: DataConfig) -> list[str]:
 
 def module_notes(config: Config, run_id: str) -> list[str]:
     """Which modules the configuration of a run, perhaps somebody else's, imports; to be shown before it does."""
-    named = custom.modules(config.model)
+    named = own_modules(config.model)
     return [f"{run_id}: its configuration imports these modules here: {', '.join(named)}"] if named else []

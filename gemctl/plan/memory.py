@@ -17,11 +17,11 @@ from gemctl.config.schema import Config
 from gemctl.data.footers import READ_BYTES
 from gemctl.mesh.axes import Axis
 from gemctl.mesh.topology import Topology
-from gemctl.plan.activations import activation_floats
 from gemctl.plan.data_facts import DataFacts
 from gemctl.plan.dense import Unit
 from gemctl.plan.experts import expert_modules
 from gemctl.plan.tables import FLOAT, TablePlan, anchors, state_floats
+from gemctl.specs.count import activation_floats
 from gemctl.specs.data import FeatureSpec
 
 MIB = 1 << 20

@@ -6,13 +6,9 @@ contradictions(ModelConfig(dim=32, heads=3), spec)     # ["model.heads is 3, whi
 
 from collections.abc import Iterator
 
-from gemctl.errors import InputError
-from gemctl.specs import custom
 from gemctl.specs.data import FeatureSpec
-from gemctl.specs.interaction import CustomSpec, TokenMixerSpec, members
 from gemctl.specs.layout import MERGED, histories
 from gemctl.specs.model import MOST_LAYERS, LayerSpec, ModelConfig
-from gemctl.specs.sequence import BlockAttentionSpec, HstuSpec, SequenceBlock
 
 
 def contradictions(model: ModelConfig, spec: FeatureSpec) -> list[str]:
@@ -26,24 +22,14 @@ def contradictions(model: ModelConfig, spec: FeatureSpec) -> list[str]:
 def _widths(model: ModelConfig, spec: FeatureSpec) -> Iterator[str]:
     if model.dim % model.heads:
         yield f"model.heads is {model.heads}, which does not divide model.dim = {model.dim}"
+    rotates = any(layer.sequence.rotates for layer in model.layers)
     for history in histories(model, spec):
         own = f"model.event_types.{history.name}"
         personal = model.event_types.get(history.name)
         if personal and (personal.dim or personal.heads) and history.dim % history.heads:
             yield f"{own}: {history.heads} heads do not divide its dim = {history.dim}"
-        elif history.dim % history.heads == 0 and history.dim // history.heads % 2 and _rotates(model):
+        elif history.dim % history.heads == 0 and history.dim // history.heads % 2 and rotates:
             yield f"{own}: heads of width {history.dim // history.heads} cannot be rotated: that takes an even width"
-
-
-def _rotates(model: ModelConfig) -> bool:
-    return any(_rotated(layer.sequence) for layer in model.layers)
-
-
-def _rotated(block: SequenceBlock) -> bool:
-    if isinstance(block, HstuSpec):
-        return block.position != "none"
-    attention = block.attention
-    return attention.rope if isinstance(attention, BlockAttentionSpec) else attention.position != "none"
 
 
 def _depth(model: ModelConfig) -> Iterator[str]:
@@ -54,52 +40,18 @@ def _depth(model: ModelConfig) -> Iterator[str]:
 
 def _event_types(model: ModelConfig, spec: FeatureSpec) -> Iterator[str]:
     known = [history.name for history in histories(model, spec)]
-    blocks = [layer.sequence for layer in model.layers]
     for name, personal in model.event_types.items():
         if name not in known:
             why = (
                 f"model.merge makes one history, {MERGED}" if model.merge else f"there are {', '.join(known) or 'none'}"
             )
             yield f"model.event_types.{name}: the feature spec has no event sequence {name!r}: {why}"
-        if personal.window is not None and any(_in_blocks(block) for block in blocks):
+        if personal.window is not None and not all(layer.sequence.windowed for layer in model.layers):
             yield f"model.event_types.{name}.window is {personal.window}, but block_attention has no window"
 
 
-def _in_blocks(block: SequenceBlock) -> bool:
-    return not isinstance(block, HstuSpec) and isinstance(block.attention, BlockAttentionSpec)
-
-
 def _layer(layer: LayerSpec, model: ModelConfig) -> Iterator[str]:
-    if layer.comp_skip and isinstance(layer.sequence, HstuSpec):
-        yield "comp_skip skips self-attention, which is all that an hstu block has: set it to null"
-    for member in members(layer.interaction):
-        if isinstance(member, TokenMixerSpec):
-            yield from _token_mixer(member, model.dim)
-        if isinstance(member, CustomSpec):
-            yield from _own_block(member, model)
-
-
-def _token_mixer(spec: TokenMixerSpec, dim: int) -> Iterator[str]:
-    if spec.tokens % spec.group:
-        yield f"interaction: token_mixer: group = {spec.group} does not divide tokens = {spec.tokens}"
-    elif spec.group * dim % spec.wide:
-        yield (
-            f"interaction: token_mixer: {spec.wide} wide tokens (tokens/group) cannot cut their width, "
-            f"{spec.group * dim} (group · model.dim), into as many parts"
-        )
-
-
-def _own_block(member: CustomSpec, model: ModelConfig) -> Iterator[str]:
-    asked = "weights"
-    try:
-        block = custom.load(member)
-        for weight in block.weights(2, model.dim):
-            if not (isinstance(weight.shape, tuple) and all(isinstance(size, int) for size in weight.shape)):
-                yield f"interaction: {member.kind}: weights() gives {weight!r}, not Weight(name, shape, times)"
-        asked = "kept"
-        if not isinstance(kept := block.kept(2, model.dim), int) or kept < 0:
-            yield f"interaction: {member.kind}: kept() gives {kept!r}, not a number of values ≥ 0"
-    except InputError as error:
-        yield from (f"interaction: {problem}" for problem in error.problems)
-    except Exception as error:
-        yield f"interaction: {member.kind}: {asked}() raises {type(error).__name__}: {error}"
+    if layer.comp_skip and layer.sequence.only_attends:
+        yield (f"comp_skip skips self-attention, which is all that an {layer.sequence.kind} block has: set it to null")
+    for core in layer.interaction.cores():
+        yield from (f"interaction: {problem}" for problem in core.problems(model.dim))

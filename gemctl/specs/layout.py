@@ -9,27 +9,11 @@ the layers; what nothing reads is left out: no X_sum where no block asks for one
 summary of its history that is made anew.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from gemctl.specs import custom
 from gemctl.specs.data import FeatureSpec
-from gemctl.specs.interaction import CustomSpec, Interaction, Member, WukongSpec, members
 from gemctl.specs.model import EventTypeSpec, LayerSpec, ModelConfig
-from gemctl.specs.sequence import (
-    ClsSpec,
-    GatedSpec,
-    HspSpec,
-    HstuSpec,
-    InterFormerSpec,
-    JaggedAttentionSpec,
-    KunlunSpec,
-    LastSpec,
-    Part,
-    PmaSpec,
-    SequenceBlock,
-    Summary,
-    parts,
-)
+from gemctl.specs.sequence import SequenceBlock, Summary
 
 MERGED = "merged"
 
@@ -89,16 +73,15 @@ class Layout:
 def layout(model: ModelConfig, spec: FeatureSpec) -> Layout:
     """The expansion; `gemctl.specs.contradictions` says what of a model cannot be expanded."""
     specs = expanded(model)
-    found = histories(model, spec)
-    summaries = [part for layer in specs for part in parts(layer.summary)] if found else []
-    cls = specs[0].x_sum if any(isinstance(part, ClsSpec) for part in summaries) else 0
-    rows = [_history_layers(specs, history, model.event_types.get(history.name), cls) for history in found]
+    stack = histories(model, spec)
+    cls = specs[0].x_sum if stack and any(_reads_cls(layer) for layer in specs) else 0
+    columns = [_history_layers(specs, history, model.event_types.get(history.name), cls) for history in stack]
     tokens = len(spec.categorical) + bool(spec.dense) + bool(spec.domain)
     layers: list[Layer] = []
     for index, own in enumerate(specs):
         inputs = layers[-1].outputs if layers else tokens
-        layers.append(_layer(own, inputs, tuple(row[index] for row in rows), bool(cls and index == 0)))
-    return Layout(tokens, cls, tuple(found), tuple(layers))
+        layers.append(_layer(own, inputs, tuple(column[index] for column in columns), bool(cls and index == 0)))
+    return Layout(tokens, cls, tuple(stack), tuple(layers))
 
 
 def expanded(model: ModelConfig) -> list[LayerSpec]:
@@ -110,34 +93,22 @@ def histories(model: ModelConfig, spec: FeatureSpec) -> list[History]:
     """The histories that go through the layers."""
     names = [sequence.name for sequence in spec.sequences]
     sources = {MERGED: tuple(names)} if model.merge and names else {name: (name,) for name in names}
-    found = []
+    stack = []
     for name, own in sources.items():
         personal = model.event_types.get(name, EventTypeSpec())
-        found.append(History(name, own, personal.dim or model.dim, personal.heads or model.heads))
-    return found
+        stack.append(History(name, own, personal.dim or model.dim, personal.heads or model.heads))
+    return stack
 
 
-def outputs(spec: Interaction) -> int:
-    """Tokens that an interaction block makes."""
-    return sum(_core_outputs(member) for member in members(spec))
-
-
-def _core_outputs(member: Member) -> int:
-    if isinstance(member, WukongSpec):
-        return member.fm_tokens + member.lc_tokens
-    return custom.load(member).tokens if isinstance(member, CustomSpec) else member.tokens
-
-
-def summary_tokens(summary: Summary, cls: int) -> int:
-    """Tokens of one history's summary."""
-    return sum(cls if isinstance(part, ClsSpec) else part.tokens for part in parts(summary))
+def _reads_cls(layer: LayerSpec) -> bool:
+    return any(part.reads_cls for part in layer.summary.flat())
 
 
 def _layer(spec: LayerSpec, inputs: int, rows: tuple[HistoryLayer, ...], makes_cls: bool) -> Layer:
-    asked = any(isinstance(row.block, (KunlunSpec, InterFormerSpec)) for row in rows)
-    x_sum = spec.x_sum if asked or makes_cls or spec.reads == "x_sum" else 0
+    wanted = any(row.block is not None and row.block.reads_x_sum for row in rows)
+    x_sum = spec.x_sum if wanted or makes_cls or spec.reads == "x_sum" else 0
     reads = (x_sum if spec.reads == "x_sum" else inputs) + sum(row.tokens for row in rows)
-    return Layer(spec, inputs, x_sum, rows, reads, outputs(spec.interaction))
+    return Layer(spec, inputs, x_sum, rows, reads, spec.interaction.tokens)
 
 
 def _history_layers(
@@ -148,14 +119,14 @@ def _history_layers(
     fresh = [_makes_summary(spec, index) for index, spec in enumerate(specs[:depth])]
     fresh += [False] * (len(specs) - depth)
     last = max(index for index, makes in enumerate(fresh) if makes)
-    found: list[HistoryLayer] = []
+    layers: list[HistoryLayer] = []
     for index, spec in enumerate(specs):
         block = _with_window(spec.sequence, personal.window) if index <= last else None
         attends = block is not None and _parity(index) != spec.comp_skip
         summary = _with_tokens(spec.summary, personal.tokens) if fresh[index] else None
-        tokens = summary_tokens(summary, cls) if summary is not None else found[-1].tokens
-        found.append(HistoryLayer(history, block, attends, summary, tokens))
-    return found
+        tokens = summary.outputs(cls) if summary is not None else layers[-1].tokens
+        layers.append(HistoryLayer(history, block, attends, summary, tokens))
+    return layers
 
 
 def _makes_summary(spec: LayerSpec, index: int) -> bool:
@@ -168,22 +139,8 @@ def _parity(index: int) -> str:
 
 
 def _with_window(block: SequenceBlock, window: int | None) -> SequenceBlock:
-    if window is None:
-        return block
-    if isinstance(block, HstuSpec):
-        return replace(block, window=window)
-    if isinstance(block.attention, JaggedAttentionSpec):
-        return replace(block, attention=replace(block.attention, window=window))
-    return block
+    return block if window is None else block.with_window(window)
 
 
 def _with_tokens(summary: Summary, tokens: int | None) -> Summary:
-    if tokens is None:
-        return summary
-
-    def own(part: Part) -> Part:
-        return replace(part, tokens=tokens) if isinstance(part, (PmaSpec, HspSpec, LastSpec)) else part
-
-    if isinstance(summary, GatedSpec):
-        return replace(summary, parts=[own(part) for part in summary.parts])
-    return own(summary)
+    return summary if tokens is None else summary.with_tokens(tokens)

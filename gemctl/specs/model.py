@@ -18,12 +18,16 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from gemctl.specs.interaction import InteractionSpec, WukongExpertsSpec, WukongSpec, members
+from gemctl.specs.interaction import InteractionSpec, WukongSpec
 from gemctl.specs.limits import FORBID, Size
 from gemctl.specs.sequence import Gate, KunlunSpec, PmaSpec, SequenceBlockSpec, SummarySpec
+from gemctl.specs.weights import Counts, mlp
 
 PLACE_SCALES = (1, 3, 9, 27)
 """An event's place in its history, 0 for the newest, enters as log(1 + place) and as e^(−place/τ) for these τ."""
+
+INDEX = 2
+"""float32 values of the int64 that is kept for each event that moves."""
 
 MOST_LAYERS = 1024
 Width = Annotated[int, Field(ge=4, le=2**24, multiple_of=4)]
@@ -81,6 +85,15 @@ class MaskNetSpec:
     __pydantic_config__ = FORBID
     hidden: Annotated[Size, Field(description="hidden width of both of its MLPs")] = 64
 
+    def counts(self, sources: int, dim: int) -> Counts:
+        """Of `MaskNet(sources, dim, hidden)` of gemctl/model/events.py.
+
+        Kept: its input, mask and product, both hidden layers twice, and where each event goes.
+        """
+        width = sources * dim
+        weights = mlp("mask", width, [self.hidden], width) + mlp("mlp", width, [self.hidden], dim)
+        return Counts([], weights, kept_by_event=3 * width + 4 * self.hidden + sources * INDEX)
+
 
 @dataclass
 class ModelConfig:
@@ -110,6 +123,11 @@ class ModelConfig:
 
 def experts(model: ModelConfig) -> int | None:
     """What `topology.ep` must divide: the greatest common divisor of the layers' experts; None where there are none."""
-    blocks = [member for layer in model.layers for member in members(layer.interaction)]
-    counts = [block.experts for block in blocks if isinstance(block, WukongExpertsSpec)]
-    return math.gcd(*counts) if counts else None
+    stacked = [core.stacked_experts for layer in model.layers for core in layer.interaction.cores()]
+    return math.gcd(*stacked) or None
+
+
+def own_modules(model: ModelConfig) -> list[str]:
+    """The modules of users' specs that a model has imported when it is planned; they name more, which ranks import."""
+    kinds = [core.kind for layer in model.layers for core in layer.interaction.cores()]
+    return sorted({kind.rpartition(".")[0] for kind in kinds if "." in kind})

@@ -1,15 +1,18 @@
 """Specs of what is done with event histories: attention, sequence blocks, summaries; torch-free.
 
-The formulas are in gemctl/model/attention.py, sequence.py and summary.py.
+Each spec states its module, parameters and costs; the formulas are in gemctl/model/attention.py, sequence.py and
+summary.py.
 """
 
-from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, Tag
+from pydantic import Field
 
 from gemctl.specs.limits import PositiveFloat, Size
 from gemctl.specs.unions import BLOCK, BY_KIND
+from gemctl.specs.weights import NORM, Counts, Pairs, Weight, gate, linear, prefixed, token_linear
 
 BLOCK_SIZE = 64
 """Events of a block of block_attention, as published."""
@@ -26,11 +29,52 @@ Activation = Literal[
 Gate = Literal["none", "literal", "scaled"]
 
 
+class Attention(ABC):
+    """Self-attention of a row's events inside a sequence block."""
+
+    windowed = False
+    """Whether it takes a window."""
+
+    @property
+    @abstractmethod
+    def module(self) -> str:
+        """The dotted name of its nn.Module, made as Module(spec, width, heads, residual)."""
+
+    @property
+    @abstractmethod
+    def rotates(self) -> bool:
+        """Whether it rotates queries and keys, which takes heads of an even width."""
+
+    @abstractmethod
+    def counts(self, width: int, heads: int) -> Counts:
+        """Of its module over events of this width."""
+
+    def with_window(self, window: int) -> Self:
+        """The same with another window, if it takes one."""
+        return self
+
+
+def _softmax_attention(width: int, heads: int, pairs: Pairs, qk_norm: bool, rotated: bool) -> Counts:
+    """Kept: the norm's output, q, k and v, the result and its log-sum-exp; normed and rotated q and k are new ones."""
+    weights = linear("queries_keys_values", width, 3 * width, bias=False) + linear("output", width, width, bias=False)
+    kept = width + NORM + 3 * width + width + heads
+    kept += 2 * width + 2 * heads if qk_norm else 0
+    kept += _rotated(width, heads) if rotated else 0
+    return Counts([], weights, [pairs], kept_by_event=kept + width)
+
+
+def _rotated(width: int, heads: int) -> int:
+    """Rotated queries and keys of an event, and its angles' cosines and sines."""
+    return 2 * width + width // heads
+
+
 @dataclass
-class JaggedAttentionSpec:
+class JaggedAttentionSpec(Attention):
     """Softmax attention of the events over their history: all of it, a window, or what is not later."""
 
     __pydantic_config__ = BLOCK
+    module = "gemctl.model.attention.JaggedAttention"
+    windowed = True
     kind: Annotated[Literal["jagged_flash_attention"], Field(description="full, windowed or causal")] = (
         "jagged_flash_attention"
     )
@@ -40,30 +84,106 @@ class JaggedAttentionSpec:
     rote_scale: RoteScale = 3600.0
     qk_norm: Annotated[bool, Field(description="queries and keys of length √d_h: no score beyond √d_h")] = False
 
+    @property
+    def rotates(self) -> bool:
+        return self.position != "none"
+
+    def counts(self, width: int, heads: int) -> Counts:
+        pairs = Pairs(width, causal=self.causal, window=self.window)
+        return _softmax_attention(width, heads, pairs, self.qk_norm, self.rotates)
+
+    def with_window(self, window: int) -> Self:
+        return replace(self, window=window)
+
 
 @dataclass
-class BlockAttentionSpec:
+class BlockAttentionSpec(Attention):
     """Softmax attention within blocks of 64 events."""
 
     __pydantic_config__ = BLOCK
+    module = "gemctl.model.attention.BlockAttention"
     kind: Annotated[Literal["block_attention"], Field(description="within blocks of 64 events")] = "block_attention"
     rope: Annotated[bool, Field(description="rotate queries, keys and values by position, inside the kernel")] = False
     qk_norm: Annotated[bool, Field(description="queries and keys of length √d_h: no score beyond √d_h")] = False
 
+    @property
+    def rotates(self) -> bool:
+        return self.rope
 
-AttentionSpec = Annotated[
-    Annotated[JaggedAttentionSpec, Tag("jagged_flash_attention")]
-    | Annotated[BlockAttentionSpec, Tag("block_attention")],
-    BY_KIND,
-]
-Attention = JaggedAttentionSpec | BlockAttentionSpec
+    def counts(self, width: int, heads: int) -> Counts:
+        """The kernel rotates: nothing of that is kept."""
+        return _softmax_attention(width, heads, Pairs(width, block=BLOCK_SIZE), self.qk_norm, rotated=False)
+
+
+AttentionSpec = Annotated[JaggedAttentionSpec | BlockAttentionSpec, BY_KIND]
+
+
+class SequenceBlock(ABC):
+    """What a layer does with the events of one history, given the row's tokens X_sum."""
+
+    reads_x_sum = True
+    only_attends = False
+    """Whether self-attention is all that it does, so that CompSkip could skip nothing of it."""
+
+    @property
+    @abstractmethod
+    def module(self) -> str:
+        """The dotted name of its nn.Module, made as Module(spec, width, heads, x_sum, attends).
+
+        `x_sum`: numbers of a row's X_sum, all tokens; `attends`: whether its self-attention runs in this layer.
+        """
+
+    @property
+    @abstractmethod
+    def rotates(self) -> bool:
+        """Whether its attention rotates queries and keys."""
+
+    @property
+    @abstractmethod
+    def windowed(self) -> bool:
+        """Whether its attention takes a window."""
+
+    @abstractmethod
+    def with_window(self, window: int) -> Self:
+        """The same with another window, if its attention takes one."""
+
+    @abstractmethod
+    def counts(self, width: int, heads: int, x_sum: int, attends: bool) -> dict[str, Counts]:
+        """Of each submodule of its module, by name; arguments as for the module."""
+
+
+class _Personalised(SequenceBlock):
+    """A personalised feed-forward, whose weights X_sum makes, then self-attention."""
+
+    attention: "AttentionSpec"
+
+    @property
+    def rotates(self) -> bool:
+        return self.attention.rotates
+
+    @property
+    def windowed(self) -> bool:
+        return self.attention.windowed
+
+    def _counts(self, ffn: Counts, width: int, heads: int, attends: bool) -> dict[str, Counts]:
+        return {"ffn": ffn} | ({"attention": self.attention.counts(width, heads)} if attends else {})
+
+
+def _personalised_ffn(hidden: int, width: int, x_sum: int, rank: int | None = None) -> Counts:
+    """Per event the queries of GDPA and the new events are kept, per row its keys and values."""
+    code = linear("code", x_sum, rank, bias=False) if rank else []
+    inputs = rank or x_sum
+    made = linear("keys", inputs, hidden * width) + linear("values", inputs, hidden * width, bias=False)
+    kept = 2 * hidden * width + (rank or 0)
+    return Counts([*code, *made], [], [Pairs(width, shared=hidden)], kept, 2 * width + NORM)
 
 
 @dataclass
-class KunlunSpec:
+class KunlunSpec(_Personalised):
     """A Kunlun block (arXiv 2602.10016): personalised feed-forward by GDPA, then self-attention, both residual."""
 
     __pydantic_config__ = BLOCK
+    module = "gemctl.model.sequence.KunlunBlock"
     kind: Annotated[Literal["kunlun"], Field(description="GDPA feed-forward, then self-attention")] = "kunlun"
     ffn_hidden: Annotated[Size, Field(description="keys of the personalised feed-forward (GDPA)")] = 16
     generator_rank: Annotated[
@@ -74,12 +194,20 @@ class KunlunSpec:
         default_factory=JaggedAttentionSpec
     )
 
+    def counts(self, width: int, heads: int, x_sum: int, attends: bool) -> dict[str, Counts]:
+        ffn = _personalised_ffn(self.ffn_hidden, width, x_sum, self.generator_rank)
+        return self._counts(ffn, width, heads, attends)
+
+    def with_window(self, window: int) -> Self:
+        return replace(self, attention=self.attention.with_window(window))
+
 
 @dataclass
-class InterFormerSpec:
+class InterFormerSpec(_Personalised):
     """An InterFormer block (arXiv 2411.09852): each row's own linear map of its events, then self-attention."""
 
     __pydantic_config__ = BLOCK
+    module = "gemctl.model.sequence.InterFormerBlock"
     kind: Annotated[Literal["interformer"], Field(description="f(X_sum)·S, then self-attention")] = "interformer"
     ffn_rank: Annotated[Size, Field(description="rank of the matrix f(X_sum); dim: any matrix")] = 32
     residual: Annotated[bool, Field(description="add what each part reads; the paper's formula does not")] = True
@@ -87,77 +215,199 @@ class InterFormerSpec:
         default_factory=JaggedAttentionSpec
     )
 
+    def counts(self, width: int, heads: int, x_sum: int, attends: bool) -> dict[str, Counts]:
+        return self._counts(_personalised_ffn(self.ffn_rank, width, x_sum), width, heads, attends)
+
+    def with_window(self, window: int) -> Self:
+        return replace(self, attention=self.attention.with_window(window))
+
 
 @dataclass
-class HstuSpec:
+class HstuSpec(SequenceBlock):
     """An HSTU block (arXiv 2402.17152): causal SiLU attention without softmax, gated event by event."""
 
     __pydantic_config__ = BLOCK
+    module = "gemctl.model.sequence.HstuBlock"
+    reads_x_sum = False
+    only_attends = True
+    windowed = True
     kind: Annotated[Literal["hstu"], Field(description="causal SiLU attention, gated by U")] = "hstu"
     length_scale: Annotated[PositiveFloat, Field(description="divisor of the scores, for the longest length")] = 64.0
     window: Window = None
     position: Position = "none"
     rote_scale: RoteScale = 3600.0
 
+    @property
+    def rotates(self) -> bool:
+        return self.position != "none"
 
-SequenceBlockSpec = Annotated[
-    Annotated[KunlunSpec, Tag("kunlun")]
-    | Annotated[InterFormerSpec, Tag("interformer")]
-    | Annotated[HstuSpec, Tag("hstu")],
-    BY_KIND,
-]
-SequenceBlock = KunlunSpec | InterFormerSpec | HstuSpec
+    def with_window(self, window: int) -> Self:
+        return replace(self, window=window)
+
+    def counts(self, width: int, heads: int, x_sum: int, attends: bool) -> dict[str, Counts]:
+        """Kept: a norm, U V Q K before and after SiLU, the norm of the result, its product with U, the new events."""
+        weights = linear("gate_values_queries_keys", width, 4 * width, bias=False)
+        weights += linear("output", width, width, bias=False)
+        kept = (width + NORM) + 8 * width + (2 * width + NORM) + width + width
+        kept += _rotated(width, heads) if self.rotates else 0
+        return {"attention": Counts([], weights, [Pairs(width, causal=True, window=self.window)], kept_by_event=kept)}
+
+
+SequenceBlockSpec = Annotated[KunlunSpec | InterFormerSpec | HstuSpec, BY_KIND]
+"""Every kind of sequence block: a new one is added here."""
+
+
+class Summary(ABC):
+    """What makes a few tokens of a history: one part, or several side by side (gated), normed and gated."""
+
+    gate = "none"
+
+    @abstractmethod
+    def flat(self) -> "list[SummaryPart]":
+        """Its parts; itself where it is one."""
+
+    @abstractmethod
+    def with_tokens(self, tokens: int) -> Self:
+        """The same with another number of tokens in every part that takes one."""
+
+    def outputs(self, cls: int) -> int:
+        """Tokens that it makes; `cls`: CLS tokens of a row."""
+        return sum(part.own_outputs(cls) for part in self.flat())
+
+    def counts(self, width: int, heads: int, cls: int, dim: int) -> Counts:
+        """Of `HistorySummary` of gemctl/model/summary.py over events of this width.
+
+        Kept besides its parts': the norm's input, and the adapter's where the width is not `dim`.
+        """
+        tokens = self.outputs(cls)
+        by_row: list[Weight] = []
+        by_event: list[Weight] = []
+        pairs: list[Pairs] = []
+        kept, kept_by_event = tokens * (dim + NORM) + (tokens * width if width != dim else 0), 0
+        for number, part in enumerate(self.flat()):
+            own = part.own_counts(width, heads)
+            by_row += prefixed(f"parts.{number}", own.by_row)
+            by_event += prefixed(f"parts.{number}", own.by_event)
+            pairs += own.pairs
+            kept, kept_by_event = kept + own.kept_by_row, kept_by_event + own.kept_by_event
+        if width != dim:
+            by_row += linear("adapter", width, dim, bias=False, times=tokens)
+        gated = gate(self.gate, tokens, dim)
+        return Counts([*by_row, *gated.by_row], by_event, pairs, kept + gated.kept_by_row, kept_by_event)
+
+
+class SummaryPart(Summary):
+    """One way to make tokens of a history."""
+
+    @property
+    @abstractmethod
+    def module(self) -> str:
+        """The dotted name of its nn.Module, made as Module(spec, width, heads)."""
+
+    reads_cls = False
+    """Whether it reads CLS tokens, which then stand before every history's oldest event."""
+
+    def flat(self) -> "list[SummaryPart]":
+        return [self]
+
+    @abstractmethod
+    def own_outputs(self, cls: int) -> int:
+        """Tokens that it makes."""
+
+    def own_counts(self, width: int, heads: int) -> Counts:
+        """Of its module over events of this width."""
+        return Counts()
+
+
+def _seed_attention(seeds: int, width: int, heads: int) -> Counts:
+    """Kept: the keys, the norm before them; the pooled values and their log-sum-exp."""
+    seed, keys = Weight("seeds", (seeds, width)), linear("keys", width, width, bias=False)
+    return Counts([seed], keys, [Pairs(width, shared=seeds)], seeds * (width + heads), 2 * width + NORM)
 
 
 @dataclass
-class PmaSpec:
+class PmaSpec(SummaryPart):
     """Pooled multi-head attention: learned seeds attend over the events (InterFormer's PMA)."""
 
     __pydantic_config__ = BLOCK
+    module = "gemctl.model.summary.PooledAttention"
     kind: Annotated[Literal["pma"], Field(description="learned seeds attend over the events")] = "pma"
     tokens: Annotated[Size, Field(description="seeds, so summary tokens of each history")] = 4
 
+    def own_outputs(self, cls: int) -> int:
+        return self.tokens
+
+    def own_counts(self, width: int, heads: int) -> Counts:
+        return _seed_attention(self.tokens, width, heads)
+
+    def with_tokens(self, tokens: int) -> Self:
+        return replace(self, tokens=tokens)
+
 
 @dataclass
-class HspSpec:
+class HspSpec(SummaryPart):
     """Hierarchical seed pooling (Kunlun): more seeds than tokens, compressed by a sum of Kronecker products."""
 
     __pydantic_config__ = BLOCK
+    module = "gemctl.model.summary.HierarchicalPooling"
     kind: Annotated[Literal["hsp"], Field(description="seeds attend, a SumKronLinear makes fewer tokens")] = "hsp"
     seeds: Annotated[Size, Field(description="learned seeds")] = 16
     tokens: Annotated[Size, Field(description="summary tokens of each history")] = 4
     rank: Annotated[Size, Field(description="Kronecker products in the sum")] = 2
 
+    def own_outputs(self, cls: int) -> int:
+        return self.tokens
+
+    def own_counts(self, width: int, heads: int) -> Counts:
+        seeds = _seed_attention(self.seeds, width, heads)
+        kronecker = token_linear("tokens", self.seeds, self.rank * self.tokens, width)
+        kronecker += linear("widths", self.rank * width, width, bias=False, times=self.tokens)
+        kept = seeds.kept_by_row + self.seeds * width + 2 * self.rank * self.tokens * width
+        return seeds._replace(by_row=[*seeds.by_row, *kronecker], kept_by_row=kept)
+
+    def with_tokens(self, tokens: int) -> Self:
+        return replace(self, tokens=tokens)
+
 
 @dataclass
-class LastSpec:
+class LastSpec(SummaryPart):
     """The newest events as they are."""
 
     __pydantic_config__ = BLOCK
+    module = "gemctl.model.summary.LastEvents"
     kind: Annotated[Literal["last_k"], Field(description="the newest events")] = "last_k"
     tokens: Annotated[Size, Field(description="events taken, so summary tokens")] = 4
 
+    def own_outputs(self, cls: int) -> int:
+        return self.tokens
+
+    def with_tokens(self, tokens: int) -> Self:
+        return replace(self, tokens=tokens)
+
 
 @dataclass
-class ClsSpec:
+class ClsSpec(SummaryPart):
     """What the CLS tokens have become: the first layer's X_sum, put before the oldest event (InterFormer)."""
 
     __pydantic_config__ = BLOCK
+    module = "gemctl.model.summary.ClsTokens"
+    reads_cls = True
     kind: Annotated[Literal["cls"], Field(description="X_sum put before the events, read again here")] = "cls"
 
+    def own_outputs(self, cls: int) -> int:
+        return cls
 
-PartSpec = Annotated[
-    Annotated[PmaSpec, Tag("pma")]
-    | Annotated[HspSpec, Tag("hsp")]
-    | Annotated[LastSpec, Tag("last_k")]
-    | Annotated[ClsSpec, Tag("cls")],
-    BY_KIND,
-]
-Part = PmaSpec | HspSpec | LastSpec | ClsSpec
+    def with_tokens(self, tokens: int) -> Self:
+        return self
+
+
+_Parts = PmaSpec | HspSpec | LastSpec | ClsSpec
+"""Every kind of summary but gated: a new one is added here."""
+PartSpec = Annotated[_Parts, BY_KIND]
 
 
 @dataclass
-class GatedSpec:
+class GatedSpec(Summary):
     """Several summaries side by side, gated together (InterFormer's S_sum)."""
 
     __pydantic_config__ = BLOCK
@@ -167,18 +417,11 @@ class GatedSpec:
     )
     gate: Annotated[Gate, Field(description="literal: σ(Z ⊙ MLP(Z)); scaled: Z ⊙ σ(MLP(Z))")] = "literal"
 
+    def flat(self) -> list[SummaryPart]:
+        return list(self.parts)
 
-SummarySpec = Annotated[
-    Annotated[PmaSpec, Tag("pma")]
-    | Annotated[HspSpec, Tag("hsp")]
-    | Annotated[LastSpec, Tag("last_k")]
-    | Annotated[ClsSpec, Tag("cls")]
-    | Annotated[GatedSpec, Tag("gated")],
-    BY_KIND,
-]
-Summary = Part | GatedSpec
+    def with_tokens(self, tokens: int) -> Self:
+        return replace(self, parts=[part.with_tokens(tokens) for part in self.parts])
 
 
-def parts(spec: Summary) -> list[Part]:
-    """The summaries of a spec; one for all but gated."""
-    return list(spec.parts) if isinstance(spec, GatedSpec) else [spec]
+SummarySpec = Annotated[_Parts | GatedSpec, BY_KIND]

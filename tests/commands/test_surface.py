@@ -43,7 +43,7 @@ OBJECTS = {
     ("gemctl/ranks/agent.py", "import_module"): "the names in PRELOAD",
     ("kernels/dispatch.py", "import_module"): "gemctl's own kernels, by the names of ops and backends",
     ("gemctl/specs/custom.py", "import_module"): "the module that a configuration names: who writes it is trusted",
-    ("gemctl/model/own.py", "import_module"): "the module that a spec of the user's names",
+    ("gemctl/model/build.py", "import_module"): "the module that a spec names, gemctl's own or the user's",
     ("gemctl/checkpoint/metadata.py", "pickle"): "its instructions, of which it makes inert values",
     ("gemctl/checkpoint/metadata.py", "find_class"): "makes an inert value",
     ("gemctl/specs/yaml_file.py", "yaml.SafeLoader"): "makes plain values alone",

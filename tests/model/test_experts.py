@@ -9,7 +9,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from gemctl.model.experts import Exchange, WukongExperts
 from gemctl.model.init import InitRule, init_rules
-from gemctl.specs.count_interaction import core_weights
 from gemctl.specs.interaction import WukongExpertsSpec
 
 DIM = 6
@@ -115,7 +114,7 @@ def test_no_row_gives_no_row_and_zero_gradients(spec: WukongExpertsSpec, inputs:
 def test_counts_and_rules_are_the_modules(spec: WukongExpertsSpec, inputs: int) -> None:
     with torch.device("meta"):
         shapes = {name: tuple(p.shape) for name, p in WukongExperts(spec, inputs, DIM).named_parameters()}
-    counted = core_weights(spec, inputs, DIM)
+    counted = spec.weights(inputs, DIM)
     assert {weight.name: weight.shape for weight in counted} == shapes
     assert all(shape[0] == spec.experts for shape in shapes.values())
     with FlopCounterMode(display=False) as found:

@@ -17,7 +17,6 @@ from gemctl.specs.count import module_flops, modules, parameters
 from gemctl.specs.data import FeatureSpec
 from gemctl.specs.interaction import TokenMixerSpec
 from gemctl.specs.model import LayerSpec, ModelConfig
-from gemctl.specs.weights import total
 from tests.support.small import SPEC
 
 
@@ -36,16 +35,16 @@ def flops(config: Config, spec: FeatureSpec, shape: Shape) -> tuple[float, float
     lengths = seq_lengths(shape, rows, 0)
     whole = sum(module_flops(config.model, spec, rows, {"history": lengths}).values())
     found = modules(config.model, spec)
-    pairs = sum(pair.forward_flops(lengths) for module in found for pair in module.pairs)
+    pairs = sum(pair.flops(lengths) for module in found for pair in module.counts.pairs)
     block = config.model.layers[0].interaction
     tokens = block.wide if isinstance(block, TokenMixerSpec) else 1
     wide = [
         weight
         for module in found
-        for weight in module.by_row
+        for weight in module.counts.by_row
         if weight.times == 1 and weight.name and min(weight.shape[0] // tokens, weight.shape[1]) >= 2048
     ]
-    return whole, pairs / whole, rows * total(wide) / whole
+    return whole, pairs / whole, rows * sum(weight.flops for weight in wide) / whole
 
 
 @pytest.mark.parametrize("name", SHAPES)

@@ -13,10 +13,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from gemctl.errors import InputError
 from gemctl.model.gem import GemModel
 from gemctl.model.init import init_rules
-from gemctl.model.own import own_module
+from gemctl.model.interaction import InteractionBlock
 from gemctl.specs.contradictions import contradictions
 from gemctl.specs.count import module_flops, parameters
-from gemctl.specs.interaction import CustomSpec, DhenSpec, Interaction, WukongSpec
+from gemctl.specs.interaction import CustomSpec, DhenSpec, InteractionSpec, WukongSpec
 from gemctl.specs.model import LayerSpec, ModelConfig
 from tests.model.cases import LENGTHS, Case, cast, random_batch, random_dense, random_embedded
 from tests.support.small import SPEC
@@ -39,7 +39,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         del sys.modules[name]
 
 
-def model_of(*interactions: Interaction) -> ModelConfig:
+def model_of(*interactions: InteractionSpec) -> ModelConfig:
     return ModelConfig(dim=8, layers=[LayerSpec(interaction=one) for one in interactions])
 
 
@@ -122,6 +122,8 @@ BLOCKS = """
 import torch
 from torch import nn
 
+SCALE = float(torch.ones(1))  # real also where the model is made on the meta device
+
 class NarrowModule(nn.Module):
     def __init__(self, spec, inputs, dim): super().__init__()
     def forward(self, x): return x[:, :1]
@@ -173,7 +175,7 @@ def test_what_is_no_whole_spec_is_refused_with_the_reason(spec: CustomSpec, reas
 def test_a_module_that_is_not_its_spec_is_refused(name: str, reasons: list[str], package: Path) -> None:
     (package / "others.py").write_text(SPECS, encoding="utf-8")
     (package / "other_blocks.py").write_text(BLOCKS, encoding="utf-8")
-    with pytest.raises(InputError) as error:
+    with pytest.raises(InputError) as error, torch.device("meta"):
         GemModel(model_of(CustomSpec(f"others.{name}", {"tokens": 3})), SPEC)
     assert len(error.value.problems) == len(reasons)
     for problem, reason in zip(error.value.problems, reasons, strict=True):
@@ -183,7 +185,7 @@ def test_a_module_that_is_not_its_spec_is_refused(name: str, reasons: list[str],
 def test_an_output_of_another_shape_is_not_broadcast(package: Path) -> None:
     (package / "others.py").write_text(SPECS, encoding="utf-8")
     (package / "other_blocks.py").write_text(BLOCKS, encoding="utf-8")
-    block = own_module(CustomSpec("others.Narrow", {"tokens": 3}), 5, 8)
+    block = InteractionBlock(CustomSpec("others.Narrow", {"tokens": 3}), 5, 8)
     with pytest.raises(InputError, match=re.escape("made (2, 1, 8), not [B, tokens, dim] = (2, 3, 8)")):
         block(torch.zeros(2, 5, 8))
 

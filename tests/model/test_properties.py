@@ -13,7 +13,7 @@ from gemctl.model.gem import DenseModel
 from gemctl.specs.data import FeatureSpec
 from gemctl.specs.interaction import WukongSpec
 from gemctl.specs.model import LayerSpec, MaskNetSpec
-from gemctl.specs.sequence import BlockAttentionSpec, HstuSpec, JaggedAttentionSpec, KunlunSpec, SequenceBlock
+from gemctl.specs.sequence import BlockAttentionSpec, HstuSpec, JaggedAttentionSpec, KunlunSpec, SequenceBlockSpec
 from tests.model.cases import LENGTHS, SEVERAL, Case, layers, model_logits, random_batch, random_dense, random_embedded
 from tests.model.options import OPTIONS, PRESETS, twin
 from tests.support.small import SPEC
@@ -157,20 +157,20 @@ def single(batch: Batch) -> dict[str, EventSequence]:
     }
 
 
-CAUSAL: dict[str, SequenceBlock] = {
+CAUSAL: dict[str, SequenceBlockSpec] = {
     "softmax": KunlunSpec(attention=JaggedAttentionSpec(causal=True, position="rote", qk_norm=True)),
     "window": KunlunSpec(attention=JaggedAttentionSpec(causal=True, window=3)),
     "hstu": HstuSpec(position="rope"),
     "hstu, window": HstuSpec(window=2),
 }
-FREE: dict[str, SequenceBlock] = {
+FREE: dict[str, SequenceBlockSpec] = {
     "softmax": KunlunSpec(attention=JaggedAttentionSpec()),
     "window": KunlunSpec(attention=JaggedAttentionSpec(window=3)),
     "blocks": KunlunSpec(attention=BlockAttentionSpec()),
 }
 
 
-def touched(block: SequenceBlock, changed: int) -> list[int]:
+def touched(block: SequenceBlockSpec, changed: int) -> list[int]:
     """Events of a row of 9 that a change of event `changed` reaches, after three layers of the block.
 
     X_sum does not reach them: every layer's interaction reads summaries, so X_sum is held at a constant.
@@ -192,14 +192,14 @@ def touched(block: SequenceBlock, changed: int) -> list[int]:
 
 
 @pytest.mark.parametrize("block", CAUSAL.values(), ids=CAUSAL.keys())
-def test_no_event_sees_a_later_one_where_causal(block: SequenceBlock) -> None:
+def test_no_event_sees_a_later_one_where_causal(block: SequenceBlockSpec) -> None:
     reached = touched(block, 4)
     assert min(reached) == 4
     assert len(reached) > 3
 
 
 @pytest.mark.parametrize("block", FREE.values(), ids=FREE.keys())
-def test_events_see_later_ones_where_not_causal(block: SequenceBlock) -> None:
+def test_events_see_later_ones_where_not_causal(block: SequenceBlockSpec) -> None:
     assert min(touched(block, 4)) == 0
 
 

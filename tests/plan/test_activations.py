@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from gemctl.model.embeddings import gather, kjt_inputs
 from gemctl.model.gem import GemModel
 from gemctl.parallel.dense import recompute_in_backward
-from gemctl.plan.activations import activation_floats
+from gemctl.specs.count import activation_floats
 from gemctl.specs.model import LayerSpec, ModelConfig
 from tests.model.cases import MORE
 from tests.support.small import SPEC, rows_batch
