@@ -40,6 +40,6 @@ def refusal(text: str) -> str | None:
     if masked(text) == text:
         return None
     return (
-        "a URL with credentials would stand in ps, in the run's files and in reports; leave them out: fsspec takes "
-        "them from the storage's own files and variables, or from ~/.config/fsspec (docs/security.md)"
+        "a URL with credentials would be visible in ps, in the run's files and in reports; leave them out: fsspec "
+        "reads them from the storage's own files and variables, or from ~/.config/fsspec (docs/security.md)"
     )

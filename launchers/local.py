@@ -52,8 +52,8 @@ def check_here(config: Config) -> None:
     found = len(find_gpus()) if config.cluster.device == "cuda" else launcher.ranks_per_node
     if found < launcher.ranks_per_node:
         raise InputError(
-            f"cluster.device=cuda: launcher.ranks_per_node={launcher.ranks_per_node} ranks need a GPU each, and "
-            f"nvidia-smi lists {found} on this machine; cluster=cpu trains without"
+            f"cluster.device=cuda: launcher.ranks_per_node={launcher.ranks_per_node} needs as many GPUs, and "
+            f"nvidia-smi lists {found} on this machine; cluster=cpu trains without GPUs"
         )
 
 

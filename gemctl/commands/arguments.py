@@ -32,6 +32,7 @@ def _add_configuration(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "words",
         nargs="*",
+        default=[],
         metavar="FILE.yaml | GROUP=CHOICE | KEY=VALUE",
         help="a file of your own, group choices and values; docs/reference.md lists them all, "
         "`gemctl train --cfg` prints the resulting configuration",
@@ -71,6 +72,7 @@ def _resume(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "changes",
         nargs="*",
+        default=[],
         metavar="KEY=VALUE | GROUP=CHOICE",
         help="what to change; docs/reference.md lists the keys that may change",
     )
@@ -129,6 +131,7 @@ def _eval(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "places",
         nargs="*",
+        default=[],
         metavar="data.spec=PATH | data.train=PATH | data.eval=PATH",
         help="where the run's own data are now, if they were moved",
     )

@@ -79,7 +79,9 @@ def _misfits(configs: list[Config]) -> list[str]:
     """Why the runs cannot be one array."""
     problems = []
     if configs[0].launcher.kind != "slurm":
-        problems.append(f"-m: launcher.kind={configs[0].launcher.kind}: a sweep is an array of launcher=slurm")
+        problems.append(
+            f"-m: launcher.kind={configs[0].launcher.kind}: a sweep is submitted as a job array, which needs launcher=slurm"
+        )
     if any(config.launcher != configs[0].launcher for config in configs):
         problems.append("-m: launcher.* has several values: all tasks of an array request the same nodes")
     if any(config.checkpoint.warm_start is not None for config in configs):

@@ -160,8 +160,10 @@ def find(reference: str, root: str) -> RunDir:
     if named := [run for run in runs if run.path.parent.name == reference]:
         raise InputError(f"{reference}: is the name of {_names(named[-3:])}; name a run by its id, or a prefix of it")
     _refuse_closed(reference, root)
-    known = f"the newest are {_names(runs[-3:])}" if runs else "there is none"
-    raise InputError(f"{reference}: no such run below {root} ({known}), and no run directory of that path")
+    known = f"the newest are {_names(runs[-3:])}" if runs else "which has no runs"
+    raise InputError(
+        f"{reference}: no such run: neither the path of a run directory nor the id of a run in {root} ({known})"
+    )
 
 
 def list_runs(root: str) -> list[RunDir]:

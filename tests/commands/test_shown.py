@@ -89,7 +89,7 @@ def test_no_command_takes_credentials_or_repeats_them(
     Path("list.yaml").write_text("data: {train: ['s3://b/x', 's3://K:hunter2@b/x']}\n")
     assert main(words) == 2
     said = capsys.readouterr()
-    assert "a URL with credentials would stand in ps" in said.err
+    assert "a URL with credentials would be visible in ps" in said.err
     assert "hunter2" not in said.out + said.err
     assert not Path("runs").exists()
 

@@ -61,7 +61,7 @@ def test_run_is_found_by_path_id_and_unique_prefix(run: RunDir) -> None:
     assert find("zzz-1", root).path == other  # a whole id, though another begins with it
     with pytest.raises(InputError, match=r"means 2 runs.*zzz-1, zzz-12"):
         find("zz", root)
-    with pytest.raises(InputError, match=f"no such run below {root} .*{run.run_id}"):
+    with pytest.raises(InputError, match=f"no such run: .* in {root} .*{run.run_id}"):
         find("nothing", root)
     with pytest.raises(InputError, match="other: is the name of zzz-1, zzz-12; name a run by its id"):
         find("other", root)

@@ -336,7 +336,7 @@ def test_sweep_has_every_combination() -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["run.seed=1,2"], "launcher.kind=local: a sweep is an array of launcher=slurm"),
+        (["run.seed=1,2"], "launcher.kind=local: a sweep is submitted as a job array, which needs launcher=slurm"),
         (["launcher=slurm", "launcher.nodes=1,2"], "launcher.* has several values"),
         (["launcher=slurm", "run.seed=1,x"], "run.seed=x: must be an integer"),
     ],

@@ -36,7 +36,7 @@ def test_every_command_line_is_right(checker: Checker) -> None:
         ("gemctl plan experiment=main", "no choice 'main'"),
         ("gemctl train train.stpes=3", "unknown key"),
         ("gemctl train --dryrun", "unknown argument"),
-        ("gemctl resume", "required"),
+        ("gemctl resume", "required: RUN (see"),
         ("gemctl plan topology.tables.users=table_wise", "users"),
         ("gemctl plan topology.ep=2", "topology.ep"),
         ("gemctl bench model model=gem_tinny", "gem_tinny"),
