@@ -80,7 +80,8 @@ def _misfits(configs: list[Config]) -> list[str]:
     problems = []
     if configs[0].launcher.kind != "slurm":
         problems.append(
-            f"-m: launcher.kind={configs[0].launcher.kind}: a sweep is submitted as a job array, which needs launcher=slurm"
+            f"-m: launcher.kind={configs[0].launcher.kind}: "
+            "a sweep is submitted as a job array, which needs launcher=slurm"
         )
     if any(config.launcher != configs[0].launcher for config in configs):
         problems.append("-m: launcher.* has several values: all tasks of an array request the same nodes")
