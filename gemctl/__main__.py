@@ -1,7 +1,7 @@
-"""Where the program begins: `gemctl`, and `python -m gemctl`.
+"""The program's entry point: `gemctl`, and `python -m gemctl`.
 
-An interrupt counts from the first import on, and SIGTERM is one too: what was begun is cleaned up, and the exit code is
-130, or 143 after SIGTERM. Only a run's supervisor takes them otherwise, to save first (gemctl/recover/supervisor.py).
+Ctrl-C and SIGTERM are handled from the first import on: unfinished files are cleaned up, and the exit code is 130, or
+143 after SIGTERM. Only a run's supervisor handles them differently, to save first (gemctl/recover/supervisor.py).
 """
 
 import os
@@ -9,20 +9,20 @@ import sys
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM has come."""
+    """SIGTERM was received."""
 
 
 def main() -> int:
     """Runs the command line of this process; returns the exit code."""
     try:
         _leave_current_folder()
-        import signal  # takes several milliseconds
+        import signal  # noqa: PLC0415
 
         signal.signal(signal.SIGTERM, _terminated)
-        from gemctl import startup
+        from gemctl import startup  # noqa: PLC0415
 
         startup.prepare()
-        from gemctl import cli
+        from gemctl import cli  # noqa: PLC0415
 
         return cli.main()
     except KeyboardInterrupt as interrupt:
@@ -31,10 +31,10 @@ def main() -> int:
 
 
 def _leave_current_folder() -> None:
-    """Takes the current folder off the module path, so that no `random.py` in it is imported in place of Python's own.
+    """Removes the current folder from the module path, so that no `random.py` in it is imported in place of Python's.
 
     `python -m` puts it there, and so does an empty entry of PYTHONPATH (`PYTHONPATH=$PYTHONPATH:/mine` where it was
-    unset). One that PYTHONPATH names stays.
+    unset). A folder that PYTHONPATH names stays.
     """
     given = os.environ.get("PYTHONPATH", "")
     entries = given.split(os.pathsep)
@@ -45,10 +45,10 @@ def _leave_current_folder() -> None:
         return
     if here in map(os.path.realpath, named):
         return
-    put = len(entries) + (not sys.flags.safe_path)  # at most so many were put in front of Python's own
+    put = len(entries) + (not sys.flags.safe_path)  # at most this many precede Python's own
     sys.path[:put] = [entry for entry in sys.path[:put] if os.path.realpath(entry) != here]
     if given:
-        os.environ["PYTHONPATH"] = os.pathsep.join(named)  # of the processes that are started from here
+        os.environ["PYTHONPATH"] = os.pathsep.join(named)  # for processes started from here
 
 
 def _terminated(number: int, frame: object) -> None:

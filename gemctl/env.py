@@ -1,13 +1,21 @@
-"""Every environment variable that gemctl reads, one function each; the user and the home, which they mostly name."""
+"""Every environment variable that gemctl reads, one function each, and the user and home that they usually name."""
 
+import getpass
 import os
+import stat
+import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-# What changes the meaning of a call of SLURM's clients behind its options' back.
+# Variables that change the options of SLURM's clients.
 SLURM_OPTIONS = ("SLURM_", "SBATCH_", "SQUEUE_", "SINFO_", "SCANCEL_")
-SLURM_KEPT = {"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "SLURM_CLUSTERS"}  # which SLURM, and as whom
+SLURM_KEPT = {
+    "SLURM_CONF",
+    "SLURM_CONF_SERVER",
+    "SLURM_JWT",
+    "SLURM_CLUSTERS",
+}  # which cluster, as which user
 
 
 def rank() -> int:
@@ -31,22 +39,22 @@ def local_world_size() -> int:
 
 
 def in_ci() -> bool:
-    """True where a required suite must not skip."""
+    """True if a required test suite must not be skipped."""
     return os.environ.get("CI", "").lower() in {"1", "true"}
 
 
 def test_data() -> str | None:
-    """Folder with the real data sets that tests use, or None."""
+    """The folder of the real data sets that tests use, or None."""
     return os.environ.get("GEMCTL_TEST_DATA") or None
 
 
 def inject() -> str | None:
-    """The event that gemctl.run.inject plants, or None."""
+    """The fault that gemctl.run.inject injects, or None."""
     return os.environ.get("GEMCTL_INJECT") or None
 
 
 def attempt() -> int:
-    """Number of the attempt that this rank belongs to; 1 where no agent started it."""
+    """The number of this rank's attempt; 1 if no agent started it."""
     return int(os.environ.get("GEMCTL_ATTEMPT", "1"))
 
 
@@ -66,27 +74,27 @@ def nccl_interface() -> str | None:
 
 
 def store() -> str | None:
-    """Where the ranks of this attempt meet; None where no agent started this one."""
+    """The endpoint of the store in which this attempt's ranks meet; None if no agent started this rank."""
     return os.environ.get("GEMCTL_STORE") or None
 
 
 def topology_address() -> str:
-    """Where this host lies in the network, outermost switch first ("spine.leaf1.n2"); empty if nobody said."""
+    """This host's address in the network topology, outermost switch first ("spine.leaf1.n2"); empty if unknown."""
     return os.environ.get("GEMCTL_TOPOLOGY_ADDRESS", "")
 
 
 @dataclass(frozen=True)
 class SlurmAllocation:
-    """The SLURM job that this process runs in. `restarts`: how often it was queued again."""
+    """The SLURM job that this process runs in. `restarts`: how often it was requeued."""
 
     job: int
     nodelist: str
     restarts: int
-    task: str | None = None  # an array's task: its other name
+    task: str | None = None  # the id of an array's task
 
     @property
     def names(self) -> set[str]:
-        """What SLURM's clients know it by."""
+        """The ids by which SLURM's clients know it."""
         return {str(self.job), *([self.task] if self.task else [])}
 
 
@@ -101,32 +109,32 @@ def slurm_allocation() -> SlurmAllocation | None:
 
 
 def for_slurm() -> dict[str, str]:
-    """The environment for SLURM's clients, without what this process may have from a job around it."""
+    """The environment for SLURM's clients, without the options of a job that this process may run in."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(SLURM_OPTIONS)}
     return kept | {name: os.environ[name] for name in SLURM_KEPT if name in os.environ}
 
 
 def slurm_topology() -> str:
-    """Where SLURM says that this host lies in the network; empty outside of a step, or where it does not know."""
+    """This host's topology address according to SLURM; empty outside of a step, or if SLURM does not know it."""
     return os.environ.get("SLURM_TOPOLOGY_ADDR", "")
 
 
 def triton_interpret() -> bool:
-    """True where Triton interprets kernels on the CPU; it reads the variable itself, when it is imported."""
+    """True if Triton interprets kernels on the CPU; it reads the variable itself on import."""
     return os.environ.get("TRITON_INTERPRET", "").lower() in {"1", "true", "on", "y", "yes"}
 
 
 def cache_folder() -> Path:
-    """Where measurements that outlive a run are kept."""
+    """The folder for measurements that outlive a run."""
     root = os.environ.get("XDG_CACHE_HOME")
     return (Path(root) if root else home() / ".cache") / "gemctl"
 
 
 def keep_compiled_code_private() -> None:
-    """Gives torch, if the user has not, a folder of this user's own for the code that it compiles.
+    """Gives torch a private folder for compiled code, unless the user has chosen one.
 
-    By itself it takes /tmp/torchinductor_<user>: another user who was there first would give it code to run, or keep it
-    from being imported at all.
+    Its default is /tmp/torchinductor_<user>: another user who creates that first could make torch run their code, or
+    keep it from being imported at all.
     """
     if os.environ.get("TORCHINDUCTOR_CACHE_DIR"):
         return
@@ -140,9 +148,7 @@ def keep_compiled_code_private() -> None:
 
 
 def user() -> str:
-    """The name of the user; its number where it has no name, as in many containers."""
-    import getpass
-
+    """The name of the user; "uid" and the number for one without a name, as in many containers."""
     try:
         return getpass.getuser()
     except (ImportError, KeyError, OSError):
@@ -150,7 +156,7 @@ def user() -> str:
 
 
 def home() -> Path:
-    """The user's home; where it has none, a folder of its own among the temporary ones."""
+    """The user's home; for a user without one, a private temporary folder."""
     try:
         return Path.home()
     except RuntimeError:
@@ -158,19 +164,15 @@ def home() -> Path:
 
 
 def _temporary_home() -> Path:
-    import tempfile
-
     with suppress(OSError):
         folder = Path(tempfile.gettempdir()) / f"gemctl-{os.getuid()}"
         folder.mkdir(mode=0o700, exist_ok=True)
         if _own(folder):
             return folder
-    return Path("/nonexistent")  # a folder there is another user's: nothing is kept
+    return Path("/nonexistent")  # the folder there is another user's: nothing is stored
 
 
 def _own(folder: Path) -> bool:
-    """Whether this user alone may write to the folder, which is no link."""
-    import stat
-
+    """Whether the folder is not a link, and only this user may write to it."""
     status = folder.lstat()
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022

@@ -1,4 +1,4 @@
-"""Paths that a user typed or will type: whether something is there (a path that cannot be is not), and writing to them.
+"""Paths that a user typed or will type: whether they exist (an impossible path does not), and writing to them.
 
 from gemctl import paths
 paths.is_file("x" * 300)      # False, where pathlib raises
@@ -14,7 +14,7 @@ from gemctl.errors import InputError
 
 
 def exists(path: str | Path) -> bool:
-    """Whether anything is at `path`; False where the system refuses to look."""
+    """Whether `path` exists; False if the system refuses to look."""
     try:
         return Path(path).exists()
     except OSError:
@@ -22,24 +22,24 @@ def exists(path: str | Path) -> bool:
 
 
 def is_file(path: str | Path) -> bool:
-    """Whether a file is at `path`; False where the system refuses to look."""
+    """Whether `path` is a file; False if the system refuses to look."""
     return exists(path) and Path(path).is_file()
 
 
 def is_dir(path: str | Path) -> bool:
-    """Whether a folder is at `path`; False where the system refuses to look."""
+    """Whether `path` is a folder; False if the system refuses to look."""
     return exists(path) and Path(path).is_dir()
 
 
 def word(path: str | Path) -> str:
-    """The path as one word of a command line that can be pasted into a shell; never an option."""
+    """The path as one word that can be pasted into a shell command line; never an option."""
     text = str(path)
     return shlex.quote(f"./{text}" if text.startswith("-") else text)
 
 
 @contextmanager
 def writing(what: str) -> Iterator[None]:
-    """Around the writing of an output that the user named: what the system refuses becomes an InputError."""
+    """For writing an output that the user named: turns an OSError into an InputError."""
     try:
         yield
     except OSError as error:
@@ -47,7 +47,7 @@ def writing(what: str) -> Iterator[None]:
 
 
 def refuse_there(option: str, path: str | Path, replaceable: bytes | None = None) -> None:
-    """InputError where a file with something in it is at `path`, unless it begins with `replaceable`."""
+    """InputError if `path` is a non-empty file, unless it begins with `replaceable`."""
     with writing(f"{option} {path}"):
         begin = b""
         if Path(path).is_file():

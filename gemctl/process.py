@@ -1,4 +1,4 @@
-"""Processes that end together: a child dies with its parent, and a process is known to be gone, not just a zombie."""
+"""Processes: how Python ones are started, children that die with their parent, and whether and how one has ended."""
 
 import ctypes
 import os
@@ -10,29 +10,29 @@ from pathlib import Path
 UNREPORTED = "it exited without reporting a cause"
 PR_SET_PDEATHSIG = 1
 FORK_SAFE = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-"""Environment of a process that imports torch and forks: torchrec asks for GPUs as it is imported, which would open
-CUDA in the parent and make it useless in the children."""
+"""Environment of a process that imports torch and forks: torchrec looks for GPUs on import, which would initialise CUDA
+in the parent and make it unusable in the children."""
 
 
 def python(*arguments: str) -> list[str]:
-    """The command line that runs this interpreter with `arguments`. Every Python process of gemctl is started by it.
+    """The command line that runs this interpreter with `arguments`; every Python process of gemctl is started with it.
 
-    -P keeps the current folder off the module path: a `random.py` there would be imported in place of Python's own.
+    -P keeps the current folder off the module path: a `random.py` there would be imported in place of Python's.
     """
     return [sys.executable, "-P", *arguments]
 
 
 def die_with_parent(parent: int) -> None:
-    """From now on this process is killed when its parent, process `parent`, dies, however that happens (Linux)."""
+    """Makes the kernel kill this process when its parent, process `parent`, dies, however that happens (Linux)."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before the call above
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def exit_code(pid: int) -> int | None:
-    """How child `pid` ended, without reaping it: its exit code, −signal, or None while it runs.
+    """The exit code of child `pid`, or −signal, without reaping it; None while it runs.
 
-    ChildProcessError once its parent has reaped it.
+    ChildProcessError once it has been reaped.
     """
     seen = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     if seen is None:
@@ -41,9 +41,9 @@ def exit_code(pid: int) -> int | None:
 
 
 def started(pid: int) -> int | None:
-    """When process `pid` was started, in ticks since the machine was: with its number it names it for good.
+    """The start time of process `pid` in clock ticks since boot, which together with the pid identifies it for good.
 
-    None if it does not run.
+    None if it is not running.
     """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
@@ -53,12 +53,12 @@ def started(pid: int) -> int | None:
 
 
 def running(pid: int) -> bool:
-    """True while process `pid` runs; a zombie, which only waits to be reaped, does not."""
+    """True while process `pid` runs; a zombie does not count."""
     return started(pid) is not None
 
 
 def how_ended(pid: int) -> str | None:
-    """How this process's child `pid` ended, in words; None while it runs, or if nobody can tell. It is not reaped."""
+    """How this process's child `pid` ended, in words, without reaping it; None while it runs or if unknown."""
     try:
         code = exit_code(pid)
     except ChildProcessError:
@@ -74,7 +74,7 @@ def describe_exit(code: int) -> str:
 
 
 def wait_until_gone(pids: list[int], seconds: float) -> list[int]:
-    """Waits until none of `pids` runs; returns those that still do after `seconds`."""
+    """Waits until none of `pids` runs; returns those still running after `seconds`."""
     deadline = time.monotonic() + seconds
     while (left := [pid for pid in pids if running(pid)]) and time.monotonic() < deadline:
         time.sleep(0.01)

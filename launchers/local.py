@@ -111,8 +111,8 @@ class LocalAgents:
     """The agent that serves a run's attempts on this machine."""
 
     def __init__(self, run: RunDir, launcher: LauncherConfig) -> None:
-        from torchx.runner import Runner
-        from torchx.schedulers.local_scheduler import CWDImageProvider, create_scheduler
+        from torchx.runner import Runner  # noqa: PLC0415
+        from torchx.schedulers.local_scheduler import CWDImageProvider, create_scheduler  # noqa: PLC0415
 
         class Image(CWDImageProvider):
             def get_cwd(self, image: str) -> None:

@@ -152,7 +152,7 @@ def file_name(path: Path) -> str:
 
 def shell_word(text: str) -> str:
     """`text` as one shell word, with TorchX's macros replaced by the variables that SLURM sets for each replica."""
-    from torchx.specs import macros
+    from torchx.specs import macros  # noqa: PLC0415
 
     marks = {name: f"\0{name}\0" for name in VARIABLES}
     marked = macros.Values(img_root="", base_img_root="", rank0_env=HEAD, **marks).substitute(text)

@@ -1,9 +1,9 @@
-"""What `gemctl resume` will load, move and lose, known before any rank is started; nothing is written.
+"""What `gemctl resume` will load, move and lose, determined before any rank is started; nothing is written.
 
     gemctl resume RUN launcher.ranks_per_node=2 --dry-run
 
 The checkpoint's files are hashed, its manifest is compared with the tensors that the model will have, and its attempt's
-plan with the new one. What does not match stops here, as it would stop the ranks later.
+plan with the new one. A mismatch stops here rather than in the ranks.
 """
 
 from dataclasses import asdict, dataclass
@@ -24,10 +24,9 @@ from gemctl.specs.data import FeatureSpec
 
 @dataclass(frozen=True)
 class Load:
-    """Tensors of one kind. `before`, `after`: how they lay when saved and how they will lie; `moved`: not the same.
-
-    `checked`: those whose content the ranks will compare with what was saved (all, but of an older gemctl).
-    """
+    """Tensors of one kind. `before`, `after`: how they were sharded when saved, and how they will be; `moved`: whether
+    these differ. `checked`: how many have a content hash that the ranks will verify (all, unless an older gemctl saved
+    them)."""
 
     kind: str
     objects: int
@@ -40,9 +39,9 @@ class Load:
 
 @dataclass(frozen=True)
 class Preflight:
-    """A resume as it would go. `checkpoint` None: from the start. `passed_over`: newer checkpoints, and why;
-    `left_alone`: the names of those of them that were published; `lost`: what comes twice, or not at all; `cut`: files
-    that a power loss has taken; `notes`: what else should be known."""
+    """The outcome of a resume. `checkpoint` None: from step 0. `passed_over`: newer checkpoints that are not used, and
+    why; `left_alone`: the names of those of them that were published; `lost`: steps and rows that are repeated or
+    skipped; `cut`: files that a power loss has truncated; `notes`: other remarks for the user."""
 
     run: str
     attempt: int
@@ -66,13 +65,13 @@ def preflight(
     config: Config,
     spec: FeatureSpec,
     plan: Plan,
-    found: list[Change],
+    changed: list[Change],
     notes: list[str],
-    anew: bool = False,
+    restart: bool = False,
 ) -> Preflight:
-    """Looks at everything. `anew`: from step 0, whatever is there. InputError if no checkpoint can be used, if it is
-    not the model's, or if no step is left to do."""
-    choice = from_scratch(run) if anew else newest_verified(run)
+    """Determines the outcome of a resume. `restart`: from step 0, ignoring checkpoints. InputError if no checkpoint is
+    usable, if its tensors are not the model's, or if no step is left to do."""
+    choice = from_scratch(run) if restart else newest_verified(run)
     checkpoint = choice.checkpoint
     step = checkpoint.step if checkpoint else 0
     _refuse_done(run, step, config)
@@ -90,7 +89,7 @@ def preflight(
         loads=_loads(run, manifest, plan) if manifest else [],
         passed_over=choice.passed_over,
         left_alone=choice.left_alone,
-        changes=found,
+        changes=changed,
         lost=_lost(run, step, before, config),
         cut=cut_files(run),
         notes=notes,
@@ -100,13 +99,13 @@ def preflight(
 def _refuse_done(run: RunDir, step: int, config: Config) -> None:
     if step >= config.train.steps:
         raise InputError(
-            f"{run.run_id}: has done {step} of train.steps={config.train.steps}; "
-            f"to go on: gemctl resume {reference(run)} train.steps={2 * step}"
+            f"{run.run_id}: has completed step {step} of train.steps={config.train.steps}; "
+            f"to train further: gemctl resume {reference(run)} train.steps={2 * step}"
         )
 
 
 def _refuse_other_tensors(checkpoint: Checkpoint, manifest: Manifest, config: Config, spec: FeatureSpec) -> None:
-    """Every tensor of the model must be there, optimizer state too, and nothing else."""
+    """The checkpoint must hold exactly the tensors of the model and its optimizers."""
     wanted, where = saved_state(config, spec), checkpoint.path
     problems = [f"{where}: {key} is not in the checkpoint" for key in wanted if key not in manifest.objects]
     for key, stored in manifest.objects.items():
@@ -128,7 +127,7 @@ def _loads(run: RunDir, manifest: Manifest, plan: Plan) -> list[Load]:
 
 def _load(kind: str, counted: KindCount, old: dict[str, Any], new: dict[str, Any]) -> Load:
     describe = _tables if "table" in kind else _dense
-    before, after = describe(old) if old else "unknown: its plan is gone", describe(new)
+    before, after = describe(old) if old else "unknown: its plan is missing", describe(new)
     moved = before != after or ("table" in kind and _shards(old) != _shards(new))
     return Load(kind, counted.objects, counted.bytes, counted.checked, before, after, moved)
 
@@ -148,7 +147,7 @@ def _tables(plan: dict[str, Any]) -> str:
 
 
 def _shards(plan: dict[str, Any]) -> dict[str, list[Any]]:
-    """Where each table lies in its group."""
+    """How each table is sharded, and over which ranks of its group."""
     return {
         name: [table[part] for part in ("sharding", "first_rank", "ranks") if part in table]
         for name, table in plan.get("tables", {}).items()
@@ -159,16 +158,16 @@ def _lost(run: RunDir, step: int, before: Config, config: Config) -> list[str]:
     found = []
     reached = max((_reached(run, attempt.number) for attempt in run.attempts()), default=0)
     if reached > step:
-        found.append(f"steps {step + 1} to {reached} are done again: they are in no valid checkpoint")
+        found.append(f"steps {step + 1} to {reached} are repeated: they are in no valid checkpoint")
     old, new = step * before.train.global_batch, step * config.train.global_batch
     if old != new:
-        what = "come twice" if new < old else "are passed over"
+        what = "are repeated" if new < old else "are skipped"
         found.append(f"rows {min(old, new):,} to {max(old, new):,} of the data's order {what}: train.global_batch")
     return found
 
 
 def _reached(run: RunDir, attempt: int) -> int:
-    """Steps that the attempt has completed, by rank 0's own record."""
+    """Steps that the attempt has completed, by rank 0's record."""
     lines = read_log(run.attempt(attempt).rank_log(0))
     steps = [line["step"] for line in lines if line["stage"] in {"data", "step", "save"} and line["step"] is not None]
     return max(steps, default=0)

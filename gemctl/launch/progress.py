@@ -1,10 +1,9 @@
-"""What a run is doing while it goes on, from its files: a live line on a terminal, a plain one now and then elsewhere.
+"""The progress of a run, read from its files: a live line on a terminal, elsewhere a plain one every 15 seconds.
 
     with Progress(steps=config.train.steps) as progress:
-        progress.follow(attempt)       # again and again, as often as one likes
+        progress.follow(attempt)       # repeatedly, as often as convenient
 
-It writes to standard error, so standard output holds the command's result alone. Where nobody reads it any more, it is
-silent (gemctl/startup.py).
+It writes to standard error, so standard output holds the command's result alone.
 """
 
 import sys
@@ -17,7 +16,7 @@ from gemctl.run.files import LogTail
 from gemctl.terminal import console, shown
 from gemctl.units import number, percent, rate
 
-READ_EVERY = 0.2  # seconds between looks at the files
+READ_EVERY = 0.2  # seconds between reads of the files
 PLAIN_EVERY = 15.0  # seconds between plain lines
 DOING = {
     "start": "joining the ranks",
@@ -32,7 +31,7 @@ DOING = {
 
 
 class Progress:
-    """Follows the newest attempt that it is given; `steps`: steps of the whole run."""
+    """Follows the newest attempt that it is given. `steps`: steps of the whole run."""
 
     def __init__(self, steps: int, out: IO[str] | None = None) -> None:
         self.steps = steps
@@ -41,9 +40,9 @@ class Progress:
         self._metrics: LogTail | None = None
         self._stages: LogTail | None = None
         self._ledger: LogTail | None = None
-        self._train: list[dict[str, Any]] = []  # the last lines, for speed
+        self._train: list[dict[str, Any]] = []  # the last lines, to estimate the speed
         self._stage = "launching"
-        self._uncounted: set[str] = set()  # tasks that this was said of
+        self._uncounted: set[str] = set()  # tasks that were noted as uncounted
         self._looked = self._said = float("-inf")
         self._last_line = ""
         self._live: Any = None
@@ -57,14 +56,14 @@ class Progress:
         self.close()
 
     def note(self, text: str) -> None:
-        """Shows a line that stays."""
+        """Shows a line permanently."""
         if self._live is not None:
             self._live.console.print(text, highlight=False)
         else:
             self._print(text)
 
     def follow(self, attempt: Attempt) -> None:
-        """Looks at what the attempt has written since the last look, and shows it."""
+        """Shows what the attempt has written since the last call."""
         now = time.monotonic()
         if now - self._looked < READ_EVERY:
             return
@@ -77,7 +76,7 @@ class Progress:
             self._print_state()
 
     def close(self) -> None:
-        """Shows the last state and leaves the terminal as it was."""
+        """Shows the final state and restores the terminal."""
         if self._live is not None:
             self._live.update(self.line(), refresh=True)
             self._live.stop()
@@ -86,7 +85,7 @@ class Progress:
             self._print_state()
 
     def line(self) -> str:
-        """The present state in one line."""
+        """The current state in one line."""
         start = f"attempt {self._attempt}, " if self._attempt and self._attempt > 1 else ""
         if not self._train:
             return f"{start}{self._stage}"
@@ -114,14 +113,14 @@ class Progress:
             self._stage = DOING.get(event["stage"], event["stage"])
 
     def _note_uncounted(self, line: dict[str, Any]) -> None:
-        """Says once of each task that no row counts for it, where that is so in all steps of a line."""
+        """Notes, once per task, that no row counts for it in any step of the line."""
         for task in line.get("uncounted", {}):
             if line["tasks"][task]["logloss"] is None and task not in self._uncounted:
                 self._uncounted.add(task)
                 self.note(uncounted(task, line["step"]))
 
     def _left(self) -> float | None:
-        """Seconds to the last step, at the pace of the last lines."""
+        """Seconds to the last step, at the speed of the last lines."""
         if len(self._train) < 2:
             return None
         first, last = self._train[0], self._train[-1]
@@ -130,22 +129,22 @@ class Progress:
 
     def _show_live(self) -> None:
         if self._live is None:
-            from rich.live import Live
+            from rich.live import Live  # noqa: PLC0415
 
             self._live = Live(console=console(self._out), auto_refresh=False)
             self._live.start()
         self._live.update(self._bar(), refresh=True)
 
     def _bar(self) -> Any:
-        from rich.console import Group
-        from rich.progress_bar import ProgressBar
-        from rich.text import Text
+        from rich.console import Group  # noqa: PLC0415
+        from rich.progress_bar import ProgressBar  # noqa: PLC0415
+        from rich.text import Text  # noqa: PLC0415
 
         done = self._train[-1]["step"] if self._train else 0
         return Group(ProgressBar(total=self.steps, completed=done, width=60), Text(self.line()))
 
     def _print_state(self) -> None:
-        """The present state, unless it was the last line already."""
+        """Prints the current state, unless it is unchanged."""
         if self.line() != self._last_line:
             self._last_line = self.line()
             self._print(self._last_line)
@@ -156,7 +155,7 @@ class Progress:
 
 
 def straggler(line: dict[str, Any]) -> str:
-    """Which rank the others wait for, in one line of text, from a line of ledger.jsonl."""
+    """One line of text about the rank that the others wait for, from a line of ledger.jsonl."""
     on = f" on {line['host']}" if line["host"] else ""
     return (
         f"rank {line['rank']}{on} takes {line['ratio']:.1f} × the others' time, most of it in {line['part']}: "
@@ -165,12 +164,12 @@ def straggler(line: dict[str, Any]) -> str:
 
 
 def uncounted(task: str, step: int) -> str:
-    """That no row counts for a task."""
+    """One line of text: no row counts for a task."""
     return f"step {step:,}: no row counts for task {task}: its label is null or masked in all, or the weight is 0"
 
 
 def measured(line: dict[str, Any]) -> str:
-    """A line of metrics.jsonl, or of a straggler in ledger.jsonl, in one line of text."""
+    """One line of text for a line of metrics.jsonl, or for a straggler in ledger.jsonl."""
     step = f"step {line['step']:,}"
     match line["kind"]:
         case "train":

@@ -127,8 +127,8 @@ def _fork(call: Callable[[], object]) -> tuple[int, int]:
 
 
 def _case(root: Path, seed: int, references: dict[str, Path]) -> Outcome:
-    from tests.chaos.oracle import judge
-    from tests.chaos.play import play
+    from tests.chaos.oracle import judge  # noqa: PLC0415
+    from tests.chaos.play import play  # noqa: PLC0415
 
     scenario, start = draw(seed), time.monotonic()
     folder = root / "cases" / f"{seed}-{os.getpid()}"

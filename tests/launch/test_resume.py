@@ -72,7 +72,7 @@ def test_killed_in_a_save_and_resumed_on_three_ranks(tmp_path: Path) -> None:
     ahead = json.loads(gemctl(tmp_path, "resume", run.name, *three, "--dry-run", "--json"))
     step = ahead["step"]
     assert step in {2, 4} and (ahead["ranks_before"], ahead["ranks"]) == (4, 3)
-    assert ahead["lost"] == [f"steps {step + 1} to 6 are done again: they are in no valid checkpoint"]
+    assert ahead["lost"] == [f"steps {step + 1} to 6 are repeated: they are in no valid checkpoint"]
     assert len(ahead["passed_over"]) == len(list((run / "checkpoints").iterdir())) - 1
     report = json.loads(gemctl(tmp_path, "resume", run.name, *three, "--json"))
     assert report["outcome"] == "finished" and report["step"] == 6

@@ -90,7 +90,7 @@ def test_dry_run_says_what_is_loaded_and_lost(run: RunDir, capsys: pytest.Captur
     dense, adam = ahead["loads"][0], ahead["loads"][2]
     assert adam["objects"] == 2 * dense["objects"]
     assert dense["before"] == "dp_replicate 2 × dp_shard 2"
-    assert ahead["lost"] == ["steps 5 to 6 are done again: they are in no valid checkpoint"]
+    assert ahead["lost"] == ["steps 5 to 6 are repeated: they are in no valid checkpoint"]
     assert sorted(path.name for path in run.path.rglob("*")) == before
     (run.path / "attempts/2").mkdir()  # a resume that a full disk ended
     assert _ahead(capsys, run)["lost"] == ahead["lost"]
@@ -113,7 +113,7 @@ def test_allowed_changes_say_what_they_cost(run: RunDir, capsys: pytest.CaptureF
     _resume(run, "train.global_batch=50", "--dry-run", code=2)
     assert "if you want that: --allow train.global_batch" in capsys.readouterr().err
     ahead = _ahead(capsys, run, "train.global_batch=50", "--allow", "train.global_batch")
-    assert ahead["lost"][1] == "rows 200 to 280 of the data's order come twice: train.global_batch"
+    assert ahead["lost"][1] == "rows 200 to 280 of the data's order are repeated: train.global_batch"
 
 
 def test_a_damaged_checkpoint_is_passed_over_with_its_reason(
@@ -124,7 +124,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_its_reason(
     ahead = _ahead(capsys, run)
     assert ahead["step"] == 2
     assert "step_4.a1/__0_0.distcp: 5 bytes, its manifest says 100" in ahead["passed_over"][0]
-    assert ahead["lost"] == ["steps 3 to 4 are done again: they are in no valid checkpoint"]
+    assert ahead["lost"] == ["steps 3 to 4 are repeated: they are in no valid checkpoint"]
     (run.checkpoints / "step_2.a1/manifest.json").unlink()
     _resume(run, "--dry-run", code=2)
     said = capsys.readouterr().err
@@ -150,7 +150,7 @@ def test_missing_optimizer_state_stops_before_the_launch(tmp_path: Path, capsys:
 
 def test_a_run_that_is_done_says_how_to_go_on(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
     _resume(run, "train.steps=4", code=2)
-    told = f"has done 4 of train.steps=4; to go on: gemctl resume {reference(run)} train.steps=8"
+    told = f"has completed step 4 of train.steps=4; to train further: gemctl resume {reference(run)} train.steps=8"
     assert told in capsys.readouterr().err
 
 

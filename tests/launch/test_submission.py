@@ -24,6 +24,7 @@ from gemctl.launchers import api, local
 from gemctl.run import requests
 from gemctl.run.attempt import Attempt, Base, Heartbeat, claim
 from gemctl.run.directory import RunDir
+from gemctl.run.files import JsonLog
 from gemctl.run.rank_records import StageRecorder
 from gemctl.run.submission import Job, Submission, submissions, submit
 
@@ -284,8 +285,6 @@ def test_stop_now_orders_the_agents_where_the_supervisor_does_not_answer(
 
 
 def test_a_process_of_the_same_number_is_not_taken_for_the_supervisor(run: RunDir) -> None:
-    from gemctl.launchers import local
-
     submission = _submit(run)
     submission.write_process(os.getpid())
     assert [job and job.state for job in local.jobs([submission])] == ["running"]
@@ -312,8 +311,6 @@ def test_status_tells_ranks_budgets_and_the_whole_cause(run: RunDir) -> None:
         "refusal": "no",
     }
     lines.append({"event": "end", "attempt": 1, "time": 1.0, **end})
-    from gemctl.run.files import JsonLog
-
     for line in lines:
         JsonLog(run.supervisor_log).write(line)
     attempt.write_end(**end)

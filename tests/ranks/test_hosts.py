@@ -13,6 +13,7 @@ from gemctl.config.compose import compose, to_yaml
 from gemctl.errors import InputError
 from gemctl.mesh.groups import HostReport, MisplacedError
 from gemctl.mesh.topology import Topology
+from gemctl.ranks.worker import _lay_by_hand, by_hand, main
 from gemctl.run.attempt import Attempt, claim
 from gemctl.run.directory import RunDir
 from gemctl.run.files import read_json, read_log
@@ -33,8 +34,6 @@ def attempt_of_two(root: Path) -> Attempt:
 
 def start_workers(run: str, hosts: list[tuple[str, str]]) -> list[str]:
     """What the worker says on each host as rank 0 of a world of that size."""
-    from gemctl.ranks.worker import main
-
     told = []
     for host, world in hosts:
         socket.gethostname = functools.partial(str, host)
@@ -60,8 +59,6 @@ def test_worker_fails_where_the_mesh_has_it_elsewhere(tmp_path: Path) -> None:
 
 def start_by_hand(run: str) -> str:
     """What a rank says that is started by hand."""
-    from gemctl.ranks.worker import by_hand
-
     with pytest.raises(InputError) as caught:
         by_hand(run)
     return str(caught.value)
@@ -76,8 +73,6 @@ def test_too_few_ranks_started_by_hand_all_say_so_and_take_nothing_over(tmp_path
 
 def lay_by_hand(path: str, names: list[str], addresses: list[str]) -> list[str]:
     """Hosts of the mesh as ranks on hosts of these names lay it."""
-    from gemctl.ranks.worker import _lay_by_hand
-
     rank, attempt = int(os.environ["RANK"]), Attempt(Path(path))
     socket.gethostname = lambda: names[rank]
     os.environ["GEMCTL_TOPOLOGY_ADDRESS"] = addresses[rank]

@@ -12,13 +12,19 @@ from typing import Any
 import pytest
 
 from gemctl import env
+from gemctl.cli import main
+from gemctl.config.compose import compose, to_yaml
 from gemctl.mesh.groups import groups
+from gemctl.plan.build import build, to_json
 from gemctl.ranks.agent import Agent
+from gemctl.recover.context import Prepared
+from gemctl.recover.supervisor import run_attempts
 from gemctl.run import requests
 from gemctl.run.attempt import Attempt
 from gemctl.run.directory import RunDir
 from gemctl.run.files import LogTail
 from gemctl.run.mesh import read_mesh
+from gemctl.specs import feature_spec
 from tests.ranks import hosts
 from tests.ranks.hosts import HOSTS, Network, NetworkAgents
 from tests.support import small_run
@@ -105,12 +111,6 @@ def train(root: str, arguments: list[str]) -> tuple[list[list[str]], list[float]
     """One run in a network of its own, as laid (rank 0 of the test's world) or with nobody saying where hosts lie (rank
     1): the hosts of each shard group, seconds of the steps with slow uplinks, and of those without.
     """
-    from gemctl.config.compose import compose, to_yaml
-    from gemctl.plan.build import build, to_json
-    from gemctl.recover.context import Prepared
-    from gemctl.recover.supervisor import run_attempts
-    from gemctl.specs import feature_spec
-
     importlib.import_module("gemctl.ranks.worker")  # once, for all hosts
     config = compose(None, arguments)
     plan = build(config, feature_spec.load(config.data.spec))
@@ -139,8 +139,6 @@ def train(root: str, arguments: list[str]) -> tuple[list[list[str]], list[float]
 @pytest.mark.timeout(300)
 def test_laid_mesh_is_faster_where_uplinks_are_slow(tmp_path: Path) -> None:
     """Both orders at once; twice at most, as on a busy machine the steps without shaping may differ by noise alone."""
-    from gemctl.cli import main
-
     assert main(["data", "synth", str(tmp_path / "log"), *LOG]) == 0
     data = [f"data.spec={tmp_path}/log/spec.yaml", f"data.train={tmp_path}/log/train.parquet"]
     slow: list[list[float]] = [[], []]

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.distributed import PrefixStore, TCPStore
 
 from gemctl import process
 from gemctl.errors import GemctlError
+from gemctl.ranks.store import ForgedError, LocalStore, StoreServer, connect
 from gemctl.run.attempt import Attempt, claim, create_secret, read_secret
 from gemctl.run.directory import RunDir
 from tests.support.world import run_world
@@ -32,8 +34,6 @@ def test_store_is_served_by_a_child_that_ends_with_it(attempt: Attempt) -> None:
 
 def _serve(attempt: Attempt) -> tuple[int, bytes, bool, list[str], bool]:
     """An agent that kept it itself would have a thread that holds C locks when it forks its ranks."""
-    from gemctl.ranks.store import StoreServer, connect
-
     threads = _threads()
     server = StoreServer("127.0.0.1")
     store = connect(server.endpoint, attempt)
@@ -86,10 +86,6 @@ def test_what_a_stranger_writes_is_refused(attempt: Attempt) -> None:
 
 def _believe(attempt: Attempt) -> dict[str, Any]:
     """Another user of this host changes values in the store."""
-    from torch.distributed import PrefixStore, TCPStore
-
-    from gemctl.ranks.store import ForgedError, StoreServer, connect
-
     server = StoreServer("127.0.0.1")
     store = connect(server.endpoint, attempt)
     for name in ("own", "forged", "moved", "short"):
@@ -135,8 +131,6 @@ def test_the_store_of_one_host_is_for_those_alone_who_were_forked_from_its_agent
 
 
 def _local(attempt: Attempt) -> tuple[bytes, bool, bytes]:
-    from gemctl.ranks.store import LocalStore, connect
-
     kept = LocalStore()
     mine = connect(kept.endpoint, attempt)
     pid = os.fork()

@@ -11,6 +11,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from torch.distributed import DistError, TCPStore
+
 from gemctl import process
 from gemctl.ranks.rendezvous import Rendezvous
 from gemctl.recover.records import Records
@@ -43,8 +45,6 @@ def _stranger(work: Callable[[], None]) -> int:
 
 def write_into_the_store(root: str) -> Ended:
     """A stranger is at the meeting first and says who everybody is, over and over."""
-    from torch.distributed import DistError, TCPStore
-
     port, keep, (told, tell) = free_port(), Rendezvous._open_store, os.pipe()
 
     def lie() -> None:
@@ -80,8 +80,6 @@ def test_agents_do_not_believe_a_stranger_who_writes_into_their_store(tmp_path: 
 
 def keep_a_store_first(root: str) -> tuple[Ended, int]:
     """A stranger has taken the port at which the agents were to meet, with a store that has an answer to everything."""
-    from torch.distributed import TCPStore
-
     port = free_port()
 
     def keep() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -306,8 +307,6 @@ def test_node_says_what_is_wrong_with_it(tmp_path: Path) -> None:
 
 
 def test_node_whose_clock_is_wrong_is_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import time
-
     real = time.time
     monkeypatch.setattr("gemctl.cluster.node.time.time", lambda: real() + 100)
     assert "clock: 100 s away" in check_node(tmp_path, memory=0, gpus=0).wrong

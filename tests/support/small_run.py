@@ -35,7 +35,7 @@ from gemctl.recover.context import Prepared
 from gemctl.recover.records import Records
 from gemctl.recover.supervisor import run_attempts
 from gemctl.run import requests
-from gemctl.run.attempt import Attempt
+from gemctl.run.attempt import Attempt, claim
 from gemctl.run.directory import RunDir
 from gemctl.run.files import create_json, read_log
 from gemctl.run.manifest import Manifest, RunFacts, describe_file, folder_name, publish, verify
@@ -109,11 +109,11 @@ class Ended:
 
 def work(run_path: str, number: int) -> None:
     """The small worker."""
-    import torch
-    import torch.distributed as dist
+    import torch  # noqa: PLC0415
+    import torch.distributed as dist  # noqa: PLC0415
 
-    from gemctl.ranks.store import of_ranks
-    from gemctl.run.inject import maybe_inject
+    from gemctl.ranks.store import of_ranks  # noqa: PLC0415
+    from gemctl.run.inject import maybe_inject  # noqa: PLC0415
 
     run = RunDir.open(run_path)
     attempt = run.attempt(number)
@@ -368,8 +368,6 @@ def _stop_rank(run: RunDir, records: Records) -> None:
 
 
 def _take_over(run: RunDir, records: Records) -> None:
-    from gemctl.run.attempt import claim
-
     agent = agent_pid(run, 0)
     claim(run.path, records.attempt.number + 1, nodes=1, ranks_per_node=RANKS, heartbeat=0.1)
     process.wait_until_gone([agent], 3)  # it sees that by itself, not only through its supervisor

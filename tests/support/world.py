@@ -128,8 +128,8 @@ def _rank(rank: int, world: int, port: int, call: tuple[str, str, bytes, bool], 
     )  # fmt: skip
     try:
         process.die_with_parent(os.getppid())  # an abandoned server takes its ranks with it
-        import torch
-        import torch.distributed as dist
+        import torch  # noqa: PLC0415
+        import torch.distributed as dist  # noqa: PLC0415
 
         torch.set_num_threads(1)
         if gloo:
