@@ -30,6 +30,7 @@ INLINE = re.compile(r"`((?:[A-Z_]+=\S+ )*gemctl [^`]+)`")
 LINE = re.compile(r"^\s*(?:\$ )?((?:[A-Z_]+=\S+ )*gemctl [a-z-].*)$", re.MULTILINE)
 PLACEHOLDER = re.compile(r"^(KEY|GROUP)=|^(experiment|model)=[A-Z]+$")
 FILE = re.compile(r"`((?:gemctl|tests|kernels|launchers|configs|constraints|docs|packaging)/[\w./*-]*)`")
+EXAMPLE = re.compile(r"/[A-Z]+/|/foo\b")
 LINK = re.compile(r"\]\((?!\w+:)([^)\s]+)\)")
 FAILS = re.compile(r"\s*(#\s*)?(error: |exit 2)")
 
@@ -103,8 +104,8 @@ def _docstrings(text: str) -> Iterator[str]:
 def dead_references(page: Path) -> list[str]:
     """Files of the repository (`gemctl/…`, `tests/…`) and link targets that a page names and that are not there."""
     text = FENCE.sub("", page.read_text(encoding="utf-8"))
-    named = [path.rstrip("/") for path in FILE.findall(text)]
-    dead = [path for path in dict.fromkeys(named) if not any(ROOT.glob(path)) and not re.search(r"/[A-Z]+/|/foo\b", path)]
+    named = dict.fromkeys(path.rstrip("/") for path in FILE.findall(text) if not EXAMPLE.search(path))
+    dead = [path for path in named if not any(ROOT.glob(path))]
     for target in LINK.findall(text):
         path, _, anchor = target.partition("#")
         linked = page.parent / path if path else page
@@ -171,8 +172,8 @@ class Checker:
 
 
 def _words(text: str) -> list[str]:
-    """The words behind `gemctl`, without an ellipsis."""
-    words = [word for word in shlex.split(text) if word != "…"]
+    """The words behind `gemctl`, without an ellipsis and with a number for N."""
+    words = ["1" if word == "N" else word for word in shlex.split(text) if word != "…"]
     return words[words.index("gemctl") + 1 :]
 
 
