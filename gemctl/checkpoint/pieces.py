@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from gemctl.errors import GemctlError
-from gemctl.mesh.axes import Axis
+from gemctl.mesh.topology import Axis
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gemctl.errors import GemctlError, InputError
-from gemctl.mesh.axes import EXPERT_SHARD, Axis
-from gemctl.mesh.topology import Topology
+from gemctl.mesh.topology import EXPERT_SHARD, Axis, Topology
 
 Ranks = NDArray[np.int64]
 LISTED = 8  # most hosts that a message names

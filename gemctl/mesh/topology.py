@@ -13,7 +13,22 @@ from enum import StrEnum
 
 from gemctl.config.schema import LauncherConfig, TopologyConfig
 from gemctl.errors import InputError
-from gemctl.mesh.axes import Axis
+
+
+class Axis(StrEnum):
+    """One way to spread work. Dense: the first two, with `ep` re-carving `dp_shard`; tables: the last two."""
+
+    DP_REPLICATE = "dp_replicate"
+    DP_SHARD = "dp_shard"
+    EP = "ep"
+    MP_REPLICATE = "mp_replicate"
+    MP_SHARD = "mp_shard"
+
+
+EXPERT_SHARD = "expert_shard"
+"""Group family over which experts' parameters are sharded: `dp_shard` less its `ep` part (dp_shard / ep ranks)."""
+WORLD = "world"
+"""Family of one group, all ranks: what they agree on in each step."""
 
 
 @dataclass(frozen=True)

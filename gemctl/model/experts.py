@@ -1,7 +1,7 @@
 """A mixture of Wukong experts (Kunlun, arXiv 2602.10016): tokens are split, each expert interacts with its own part.
 
     X_e = the w = ⌈n/E⌉ tokens e·w, e·w + 1, … modulo n          for expert e = 0 … E−1
-    Y_e = LN( concat(FMB_e(X_e), LCB_e(X_e)) + R_e X_e )         a Wukong layer (gemctl/model/wukong.py) of its own
+    Y_e = LN( concat(FMB_e(X_e), LCB_e(X_e)) + R_e X_e )         a Wukong layer (gemctl/model/interaction.py) of its own
     Y   = Σ_e M_e Y_e                                            M_e [tokens, fm_tokens + lc_tokens] merges them
 
 The block around it adds the shortcut and the norm. Any number of tokens is legal: where E does not divide n the last

@@ -7,7 +7,7 @@
         S ← sequence block(S, X_sum)                    sequence.py; every history its own
         H ← summary(S), or the last one again           summary.py; CompSkip, depth of an event type
         X ← interaction([X ‖ H …]), or of [X_sum ‖ H …] interaction.py
-    logits of each task ← MLP(flatten(X)) at the row's domain        heads.py
+    logits of each task ← MLP(flatten(X)) at the row's domain
 
 InterFormer's alternation (arXiv 2411.09852); Kunlun, HSTU and GEM are choices of its blocks. A layer's summary is taken
 of the events that the layer has updated, so that the last sequence block counts; a block that no summary reads is left
@@ -19,13 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from gemctl.data.batch import Batch
-from gemctl.model import experts, sequence, token_mixer, wukong  # noqa: F401  the ranks that an agent forks share them
+from gemctl.model import experts, sequence  # noqa: F401  the ranks that an agent forks share them
 from gemctl.model.build import build
 from gemctl.model.embeddings import Embedded, Tables
 from gemctl.model.events import Events, MaskNet, prepend
-from gemctl.model.heads import TaskHeads
 from gemctl.model.interaction import InteractionBlock
-from gemctl.model.layers import TokenLinear, make_gate
+from gemctl.model.layers import MLP, TokenLinear, make_gate
 from gemctl.model.summary import HistorySummary
 from gemctl.model.tokens import EventEncoder, NonSequenceTokens
 from gemctl.specs import layout as layouts
@@ -83,6 +82,18 @@ class Layer(nn.Module):
         newest = summaries | {name: summary(updated[name]) for name, summary in self.summary.items()}
         tokens = torch.cat([leading, *newest.values()], dim=1)
         return self.interaction(tokens), updated, newest
+
+
+class TaskHeads(nn.Module):
+    """[B, inputs] → logits [B, T]: of each task's outputs, the one of the row's domain (one if there are none)."""
+
+    def __init__(self, spec: FeatureSpec, inputs: int, hidden: list[int]) -> None:
+        super().__init__()
+        domains = spec.domain.count if spec.domain else 1
+        self.tasks = nn.ModuleList(MLP(inputs, hidden, domains) for _ in spec.labels)
+
+    def forward(self, x: Tensor, domain: Tensor) -> Tensor:
+        return torch.cat([task(x).gather(1, domain[:, None]) for task in self.tasks], dim=1)
 
 
 class DenseModel(nn.Module):

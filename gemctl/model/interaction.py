@@ -1,11 +1,11 @@
 """Interaction blocks: tokens X [B, n, dim] crossed with each other → [B, outputs, dim].
 
-    wukong, wukong_experts   X' = LN( core(X) + R X )                          wukong.py, experts.py
+    wukong, wukong_experts   X' = LN( core(X) + R X )                          Wukong, experts.py
     dhen                     X' = LN( [core_1(X) ‖ core_2(X) ‖ …] + R X )       DHEN, arXiv 2203.11014
     your own                 X' = LN( core(X) + R X )                           gemctl/specs/custom.py
     mlp                      X' = LN( reshape(MLP(x)) ),  x = flatten(X)
     dot                      X' = LN( reshape(MLP([x ‖ X_i·X_j/√dim for i < j])) )     DLRM, arXiv 1906.00091
-    token_mixer              X' = LN( core(X) )                                 token_mixer.py
+    token_mixer              X' = LN( core(X) )                                 TokenMixer
     dcnv2                    X' = LN( reshape(MLP(c)) ),  c ← x ⊙ (U_l V_l c + b_l) + c, from c = x on, for each cross l
                                                                                DCN-V2, arXiv 2008.13535
 
@@ -14,12 +14,14 @@ dcnv2 or dhen here. As members of a dhen block, mlp, dot, dcnv2 and token_mixer 
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gemctl.errors import InputError
 from gemctl.model.build import build_core
+from gemctl.model.init import InitRule
 from gemctl.model.layers import MLP, TokenLinear, layer_norm
-from gemctl.specs.interaction import DcnSpec, DotSpec, Interaction, MlpSpec
+from gemctl.specs.interaction import DcnSpec, DotSpec, Interaction, MlpSpec, TokenMixerSpec, WukongSpec
 
 
 class InteractionBlock(nn.Module):
@@ -102,3 +104,102 @@ class Cross(nn.Module):
     def forward(self, c: Tensor) -> Tensor:
         made: Tensor = self.up(self.down(c))
         return made
+
+
+class Wukong(nn.Module):
+    """[B, inputs, dim] → [B, fm_tokens + lc_tokens, dim] (arXiv 2403.02545).
+
+        core(X) = concat(FMB(X), LCB(X))
+        FMB(X) = MLP(LN(flatten(X (Xᵀ Y)))),   LCB(X) = W_L X    Y [n, rank]: a parameter ("learnable"), or
+        Y(X) = reshape(MLP_Y(flatten(W_Y X)))                    made from the row's own tokens ("attentive")
+
+    Stacked blocks cover interactions of order 1 … 2^layers.
+    """
+
+    def __init__(self, spec: WukongSpec, inputs: int, dim: int) -> None:
+        super().__init__()
+        self.fm_tokens = spec.fm_tokens
+        self.columns = AttentiveColumns(spec, inputs, dim) if spec.fm == "attentive" else LearnedColumns(spec, inputs)
+        self.fm_mlp = MLP(inputs * spec.rank, spec.hidden, spec.fm_tokens * dim)
+        self.compression = TokenLinear(inputs, spec.lc_tokens)
+
+    def forward(self, x_BND: Tensor) -> Tensor:
+        products = torch.matmul(x_BND, torch.matmul(x_BND.transpose(1, 2), self.columns(x_BND)))
+        fm = self.fm_mlp(layer_norm(products.flatten(1))).view(len(x_BND), self.fm_tokens, x_BND.shape[2])
+        return torch.cat([fm, self.compression(x_BND)], dim=1)
+
+
+class LearnedColumns(nn.Module):
+    """Y [n, rank] as a parameter."""
+
+    def __init__(self, spec: WukongSpec, inputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(inputs, spec.rank))
+
+    def forward(self, x_BND: Tensor) -> Tensor:
+        return self.weight
+
+    def init_rules(self) -> dict[str, InitRule]:
+        return {"weight": InitRule("uniform", self.weight.shape[0] ** -0.5)}
+
+
+class AttentiveColumns(nn.Module):
+    """Y [B, n, rank] of each row: an MLP over a linear compression of its tokens."""
+
+    def __init__(self, spec: WukongSpec, inputs: int, dim: int) -> None:
+        super().__init__()
+        self.inputs, self.rank = inputs, spec.rank
+        self.compression = TokenLinear(inputs, spec.fm_compression)
+        self.mlp = MLP(spec.fm_compression * dim, spec.fm_hidden, inputs * spec.rank)
+
+    def forward(self, x_BND: Tensor) -> Tensor:
+        return self.mlp(self.compression(x_BND).flatten(1)).view(len(x_BND), self.inputs, self.rank)
+
+
+class TokenMixer(nn.Module):
+    """RankMixer's core (arXiv 2507.15551), [B, inputs, dim] → [B, tokens, dim]: large matrix products and nothing else.
+
+        core(X) = M + FFN(M),  M = LN(Z + mix(Z))
+        Z = the tokens R X as T = tokens/group wide ones, [B, T, D], D = group · dim
+        mix: each wide token is cut into T parts; new token t is part t of every token, in their order
+        FFN: W₂ᵗ GELU(W₁ᵗ m + b₁ᵗ) + b₂ᵗ, with weights of its own for each wide token
+
+    In the paper tokens are of any width; here a wide token is `group` of the model's tokens, which have the width of
+    the tables.
+    """
+
+    def __init__(self, spec: TokenMixerSpec, inputs: int, dim: int) -> None:
+        super().__init__()
+        self.wide, self.width = spec.wide, spec.group * dim
+        self.entry = nn.Identity() if inputs == spec.tokens else TokenLinear(inputs, spec.tokens)
+        self.up = PerTokenLinear(self.wide, self.width, spec.hidden)
+        self.down = PerTokenLinear(self.wide, spec.hidden, self.width)
+
+    def forward(self, x_BND: Tensor) -> Tensor:
+        rows, dim = len(x_BND), x_BND.shape[2]
+        z_BTD = self.entry(x_BND).reshape(rows, self.wide, self.width)
+        parts = z_BTD.view(rows, self.wide, self.wide, self.width // self.wide)
+        m_TBD = layer_norm(z_BTD + parts.transpose(1, 2).reshape(z_BTD.shape)).transpose(0, 1)
+        made_TBD = m_TBD + self.down(F.gelu(self.up(m_TBD)))
+        return made_TBD.transpose(0, 1).reshape(rows, self.wide * self.width // dim, dim)
+
+
+class PerTokenLinear(nn.Module):
+    """A linear layer of each token's own: [T, B, inputs] → [T, B, outputs].
+
+    The matrices are stacked in one of T·outputs rows, so that FSDP2, which cuts rows, can spread them over more ranks
+    than there are tokens.
+    """
+
+    def __init__(self, tokens: int, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.tokens = tokens
+        self.weight = nn.Parameter(torch.empty(tokens * outputs, inputs))
+        self.bias = nn.Parameter(torch.empty(tokens * outputs))
+
+    def forward(self, x_TBD: Tensor) -> Tensor:
+        weight, bias = self.weight.unflatten(0, (self.tokens, -1)), self.bias.unflatten(0, (self.tokens, 1, -1))
+        return torch.baddbmm(bias, x_TBD, weight.transpose(1, 2))
+
+    def init_rules(self) -> dict[str, InitRule]:
+        return {"weight": InitRule("uniform", self.weight.shape[1] ** -0.5), "bias": InitRule("zeros")}

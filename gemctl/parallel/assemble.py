@@ -10,8 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from gemctl.config.schema import Config
 from gemctl.data.batch import Batch
-from gemctl.mesh.axes import WORLD
-from gemctl.mesh.topology import Topology
+from gemctl.mesh.topology import WORLD, Topology
 from gemctl.model.embeddings import Embedded
 from gemctl.model.gem import DenseModel, GemModel
 from gemctl.model.init import InitRule, init_rules

@@ -14,8 +14,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.utils.checkpoint import checkpoint
 
 from gemctl.config.schema import PrecisionConfig
-from gemctl.mesh.axes import Axis
-from gemctl.mesh.topology import Topology
+from gemctl.mesh.topology import Axis, Topology
 from gemctl.model.init import InitRule
 from gemctl.parallel.experts import EpGroup, expert_modules, placement, shard_experts
 from gemctl.parallel.init import Slice, fill

@@ -21,8 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
-from gemctl.mesh.axes import EXPERT_SHARD, Axis
-from gemctl.mesh.topology import Topology
+from gemctl.mesh.topology import EXPERT_SHARD, Axis, Topology
 from gemctl.parallel.traffic import ALL_GATHER, REDUCE_SCATTER, along
 from gemctl.plan.dense import cut_dim
 

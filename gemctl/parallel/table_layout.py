@@ -28,8 +28,7 @@ from torchrec.distributed.sharding_plan import (
 )
 from torchrec.distributed.types import ShardingEnv, ShardingEnv2D
 
-from gemctl.mesh.axes import Axis
-from gemctl.mesh.topology import Topology
+from gemctl.mesh.topology import Axis, Topology
 from gemctl.plan.tables import TablePlan, anchors, ranks_of_host
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from gemctl.mesh.axes import EXPERT_SHARD, WORLD, Axis
+from gemctl.mesh.topology import EXPERT_SHARD, WORLD, Axis
 
 ALL_GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
 REDUCE_SCATTER = "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"

@@ -19,12 +19,10 @@ from gemctl.config.schema import Config
 from gemctl.errors import DoesNotFit, InputError
 from gemctl.mesh.groups import AxisGroups, axis_groups
 from gemctl.mesh.topology import Topology, check, resolve
-from gemctl.plan.classes import RankClasses, rank_classes
 from gemctl.plan.data_facts import DataFacts, data_facts
-from gemctl.plan.dense import Unit, units
-from gemctl.plan.experts import expert_modules
+from gemctl.plan.dense import Unit, expert_modules, units
 from gemctl.plan.fit import Fit, Memory, cluster_memory, explain, judge, nearest_change, needs
-from gemctl.plan.memory import Inputs, MemoryObject, memory_objects
+from gemctl.plan.memory import Inputs, MemoryObject, RankClasses, memory_objects, rank_classes
 from gemctl.plan.tables import Replication, TablePlan, place, replication
 from gemctl.plan.traffic import Traffic, traffic
 from gemctl.specs.contradictions import contradictions

@@ -71,7 +71,7 @@ def _from_footers(data: DataConfig, spec: FeatureSpec) -> DataFacts | None:
 
 def _footers(url: DataPath) -> tuple[list[Any], float]:
     """Footers of up to MAX_FILES files, and the share of all files that they are."""
-    from pyarrow import parquet
+    from pyarrow import parquet  # noqa: PLC0415
 
     files = find_files(url).files
     chosen = files[:: max(1, -(-len(files) // MAX_FILES))]

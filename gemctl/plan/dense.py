@@ -17,6 +17,9 @@ from numpy.typing import NDArray
 
 from gemctl.mesh.topology import Topology
 from gemctl.specs.count import Shape
+from gemctl.specs.data import FeatureSpec
+from gemctl.specs.layout import layout
+from gemctl.specs.model import ModelConfig
 
 UNIT_PARAMETERS = 1 << 20
 """A block below this many parameters costs more as a collective of its own than it saves in memory."""
@@ -109,3 +112,28 @@ def block_of(parameter: str) -> str:
     """The block that a parameter belongs to."""
     parts = parameter.split(".")
     return ".".join(parts[:2]) if parts[0] in CONTAINERS else parts[0]
+
+
+@dataclass(frozen=True)
+class ExpertModule:
+    """Tokens of one row that it reads and makes. The first `early` of `inputs` are there when its layer begins."""
+
+    name: str
+    inputs: int
+    early: int
+    outputs: int
+
+
+def expert_modules(model: ModelConfig, spec: FeatureSpec) -> list[ExpertModule]:
+    """All of them, by their names in the dense part, in the order in which they run."""
+    return [
+        ExpertModule(
+            f"layers.{index}.interaction.members.{number}",
+            layer.reads,
+            layer.x_sum if layer.spec.reads == "x_sum" else layer.inputs,
+            core.tokens,
+        )
+        for index, layer in enumerate(layout(model, spec).layers)
+        for number, core in enumerate(layer.spec.interaction.cores())
+        if core.stacked_experts
+    ]

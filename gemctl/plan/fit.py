@@ -12,8 +12,8 @@ from gemctl.cluster.host import Host, this_host
 from gemctl.config.schema import MOST_NODES, Config
 from gemctl.errors import DoesNotFit, InputError
 from gemctl.mesh.topology import Topology, divisors
-from gemctl.plan.classes import RankClass, device_total, totals
-from gemctl.plan.memory import DEVICE, HOST, HOST_RESERVE, MemoryObject
+from gemctl.plan.memory import DEVICE, HOST, HOST_RESERVE, MemoryObject, RankClass, device_total, totals
+from gemctl.units import binary
 
 USABLE = 0.9
 """Share of memory that a plan may fill: the rest is the system's, page cache and what the estimates miss."""
@@ -104,17 +104,17 @@ def judge(found: list[Need]) -> bool | None:
 def explain(found: list[Need], heaviest: RankClass, objects: list[MemoryObject], change: str | None) -> str:
     """The message of a plan that does not fit."""
     lines = [
-        f"{need.pool} needs {size_text(need.needed)}, but {USABLE:.0%} of its {size_text(need.available)} is "
-        f"{size_text(int(USABLE * need.available))}"
+        f"{need.pool} needs {binary(need.needed)}, but {USABLE:.0%} of its {binary(need.available)} is "
+        f"{binary(int(USABLE * need.available))}"
         for need in found
         if need.fits is False and need.available is not None
     ]
     largest = sorted(heaviest.bytes.items(), key=lambda item: -item[1])[:3]
-    parts = ", ".join(f"{name} {size_text(size)}" for name, size in largest)
+    parts = ", ".join(f"{name} {binary(size)}" for name, size in largest)
     total = device_total(heaviest, objects)
     lines.append(
-        f"heaviest rank class (rank {heaviest.first_rank}, {heaviest.ranks} of its kind): {size_text(heaviest.total)} "
-        f"a rank, {size_text(total)} of it on its device; largest: {parts}"
+        f"heaviest rank class (rank {heaviest.first_rank}, {heaviest.ranks} of its kind): {binary(heaviest.total)} "
+        f"a rank, {binary(total)} of it on its device; largest: {parts}"
     )
     lines.append(f"nearest change that fits: {change}" if change else "no single change of the configuration fits")
     return "\n".join(lines)
@@ -168,13 +168,3 @@ def _halves(number: int) -> list[int]:
 
 def _with(config: Config, group: str, **values: object) -> Config:
     return dataclasses.replace(config, **{group: dataclasses.replace(getattr(config, group), **values)})
-
-
-def size_text(size: int) -> str:
-    """Bytes for people: "1.50 GiB"."""
-    value, unit = float(size), "B"
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB", "PiB"):
-        if value < 1024 or unit == "PiB":
-            break
-        value /= 1024
-    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.2f} {unit}"

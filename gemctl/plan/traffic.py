@@ -12,10 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gemctl.cluster.tiers import Tier, tier_of
-from gemctl.mesh.axes import EXPERT_SHARD, WORLD, Axis
 from gemctl.mesh.groups import groups
-from gemctl.plan.dense import ROOT, Unit
-from gemctl.plan.experts import expert_modules
+from gemctl.mesh.topology import EXPERT_SHARD, WORLD, Axis
+from gemctl.plan.dense import ROOT, Unit, expert_modules
 from gemctl.plan.memory import Inputs
 from gemctl.plan.tables import FLOAT, TablePlan, anchors, ranks_of_host, state_floats
 

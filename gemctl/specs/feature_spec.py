@@ -13,7 +13,10 @@ from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
+
+import fsspec
+from pydantic import TypeAdapter, ValidationError
 
 from gemctl.errors import InputError
 from gemctl.specs import yaml_file
@@ -70,8 +73,6 @@ def scalar(text: str) -> str:
 
 def read(source: str) -> str:
     """The text of the spec at `source`, as `load` finds it. InputError where it cannot be read."""
-    import fsspec
-
     path = str(OWN / source.removeprefix(OWN_PREFIX)) if source.startswith(OWN_PREFIX) else source
     try:
         with fsspec.open(path, "rt", encoding="utf-8") as file:
@@ -84,8 +85,6 @@ def read(source: str) -> str:
 
 
 def _validate(file: YamlFile) -> tuple[FeatureSpec | None, list[str]]:
-    from pydantic import ValidationError
-
     try:
         # through JSON: only there does strict mode take mappings for dataclasses
         return _adapter().validate_json(json.dumps(file.data), strict=True), []
@@ -95,8 +94,6 @@ def _validate(file: YamlFile) -> tuple[FeatureSpec | None, list[str]]:
 
 @cache
 def _adapter() -> Any:
-    from pydantic import TypeAdapter
-
     return TypeAdapter(FeatureSpec)
 
 
@@ -119,8 +116,6 @@ def _explain(problem: Mapping[str, Any], file: YamlFile) -> str:
 
 def _keys_at(path: KeyPath) -> list[str]:
     """Legal keys of the mapping at `path`."""
-    from typing import get_args, get_type_hints
-
     kind: Any = FeatureSpec
     for key in path:
         hint = get_type_hints(kind).get(str(key)) if isinstance(key, str) else kind

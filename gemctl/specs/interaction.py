@@ -5,7 +5,7 @@ A block is one *core*, or several side by side (dhen), with a shortcut and a nor
     LN([core_1(X) ‖ core_2(X) ‖ …] + R X)      R maps tokens linearly; the identity where their number stays the same
 
 mlp, dot, dcnv2 and token_mixer have no shortcut. Each spec states its module, parameters and costs; the formulas are
-in gemctl/model/interaction.py and in wukong.py, experts.py and token_mixer.py beside it.
+in gemctl/model/interaction.py and experts.py.
 """
 
 from abc import ABC, abstractmethod
@@ -95,7 +95,7 @@ class WukongSpec(Core):
     """A Wukong block (arXiv 2403.02545): factorization machine and linear compression side by side."""
 
     __pydantic_config__ = BLOCK
-    module = "gemctl.model.wukong.Wukong"
+    module = "gemctl.model.interaction.Wukong"
     shortcut = True
     kind: Annotated[Literal["wukong"], Field(description="FMB and LCB side by side")] = "wukong"
     fm_tokens: Annotated[Size, Field(description="tokens that the factorization machine block makes")] = 8
@@ -262,7 +262,7 @@ class TokenMixerSpec(Core):
     """A RankMixer block (arXiv 2507.15551): parameter-free token mixing, then a feed-forward of each token's own."""
 
     __pydantic_config__ = BLOCK
-    module = "gemctl.model.token_mixer.TokenMixer"
+    module = "gemctl.model.interaction.TokenMixer"
     kind: Annotated[Literal["token_mixer"], Field(description="token mixing, then per-token FFNs")] = "token_mixer"
     tokens: Annotated[Size, Field(description="tokens that it makes")] = 16
     group: Annotated[

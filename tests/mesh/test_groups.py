@@ -92,6 +92,12 @@ def test_rules_of_an_axis_give_its_groups_and_hosts() -> None:
             assert rule.hosts == (min(hosts), max(hosts))
 
 
+def test_expert_shards_are_a_family_only_where_experts_are_spread() -> None:
+    families = [[rule.axis for rule in axis_groups(Topology(4, 1, 4, ep, 1, 4, 4))] for ep in (1, 2)]
+    axes = ["dp_replicate", "dp_shard", "expert_shard", "ep", "mp_replicate", "mp_shard"]
+    assert families == [[axis for axis in axes if axis != "expert_shard"], axes]
+
+
 def test_lay_follows_addresses_not_names_nor_the_order_of_reports() -> None:
     topology = Topology(8, 2, 4, 1, 2, 4, 2)
     hosts = [

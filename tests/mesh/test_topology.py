@@ -11,8 +11,7 @@ import pytest
 
 from gemctl.config.schema import LauncherConfig, TopologyConfig
 from gemctl.errors import InputError
-from gemctl.mesh.axes import Axis
-from gemctl.mesh.topology import Rule, Topology, check, divisors, resolve
+from gemctl.mesh.topology import Axis, Rule, Topology, check, divisors, resolve
 
 AXES = tuple(Axis)
 

@@ -1,5 +1,6 @@
 """The torch-free counts against the real model: parameters on the meta device, FLOPs counted on real jagged batches."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -94,8 +95,6 @@ def test_a_thousand_rows_are_counted_in_a_millisecond() -> None:
 
 def fastest(call: Callable[[], Any]) -> float:
     """Seconds of the fastest of 20 calls: others' work on the machine only adds."""
-    import time
-
     seconds = []
     for _ in range(20):
         start = time.perf_counter()

@@ -44,6 +44,7 @@ def model_of(*interactions: InteractionSpec) -> ModelConfig:
 
 
 def test_the_pages_loops_run_and_learn() -> None:
+    torch.manual_seed(0)
     ops, loop = (text for text in CODE if not text.startswith("# "))
     kept: dict[str, Any] = {}
     exec(ops, kept)

@@ -14,8 +14,7 @@ from torch.distributed import distributed_c10d
 from gemctl.checkpoint.hash import gather_full
 from gemctl.checkpoint.pieces import state_pieces
 from gemctl.config.schema import Config, LauncherConfig, PrecisionConfig, TopologyConfig
-from gemctl.mesh.axes import Axis
-from gemctl.mesh.topology import Topology, check
+from gemctl.mesh.topology import Axis, Topology, check
 from gemctl.parallel.assemble import assemble
 from gemctl.specs.interaction import WukongExpertsSpec
 from gemctl.specs.model import LayerSpec

@@ -5,8 +5,7 @@ from itertools import combinations
 
 import pytest
 
-from gemctl.mesh.axes import Axis
-from gemctl.mesh.topology import Topology
+from gemctl.mesh.topology import Axis, Topology
 from tests.parallel.any_layout import TABLES, Case, assert_same, compare, legal_topologies, optimizer_for
 
 WORLDS = range(1, 9)

@@ -8,8 +8,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from gemctl.config.schema import ClusterConfig
-from gemctl.mesh.axes import EXPERT_SHARD, WORLD, Axis
-from gemctl.mesh.topology import Topology
+from gemctl.mesh.topology import EXPERT_SHARD, WORLD, Axis, Topology
 from gemctl.plan.build import build
 from gemctl.plan.traffic import CLOCKS, CLOCKS_EVERY, INT
 from tests.parallel.any_layout import Case, configured, drop_groups, made, optimizer_for, take_step

@@ -28,10 +28,9 @@ from gemctl.config.schema import (
 )
 from gemctl.errors import DoesNotFit, InputError
 from gemctl.plan.build import Plan, build, check_fits, to_json
-from gemctl.plan.classes import totals
 from gemctl.plan.data_facts import data_facts
 from gemctl.plan.fit import USABLE
-from gemctl.plan.memory import MemoryObject, run_lengths
+from gemctl.plan.memory import MemoryObject, run_lengths, totals
 from gemctl.render.plan import plan as render
 from gemctl.specs.data import TableSpec
 from gemctl.specs.model import EventTypeSpec, LayerSpec, ModelConfig
