@@ -16,7 +16,7 @@ from gemctl.specs.limits import FORBID, INT64_MAX, Positive
 
 @dataclass(frozen=True)
 class TableSpec:
-    """One embedding table of `rows` rows.
+    """One embedding table with `rows` rows.
 
     `ids: vocab`: integers; 0 … rows−2 are rows; every other id is unknown, shares the last row and is counted.
     `ids: hash`: integers or strings, of one kind in all of the table's columns; an id's row is its 64-bit hash modulo
@@ -31,7 +31,7 @@ class TableSpec:
 
 @dataclass(frozen=True)
 class CategoricalSpec:
-    """One id a row, or a list of ids a row (`multi`), which are sum-pooled."""
+    """One id per row, or with `multi` a list of ids per row, sum-pooled."""
 
     __pydantic_config__ = FORBID
     name: str
@@ -42,7 +42,7 @@ class CategoricalSpec:
 
 @dataclass(frozen=True)
 class DenseSpec:
-    """One float a row; `log` applies sign(x)·log(1+|x|). Missing values become 0."""
+    """One float per row; `log` applies sign(x)·log(1+|x|). Missing values become 0."""
 
     __pydantic_config__ = FORBID
     name: str
@@ -52,7 +52,7 @@ class DenseSpec:
 
 @dataclass(frozen=True)
 class EventIdSpec:
-    """A list of ids a row, aligned with the other lists of its sequence."""
+    """A list of ids per row, aligned with the other lists of its sequence."""
 
     __pydantic_config__ = FORBID
     name: str
@@ -84,7 +84,7 @@ class LabelSpec:
 
 @dataclass(frozen=True)
 class DomainSpec:
-    """An integer column 0 … count−1: the surface a row comes from."""
+    """An integer column 0 … count−1: the domain (surface, market) that a row belongs to."""
 
     __pydantic_config__ = FORBID
     column: str
@@ -93,7 +93,7 @@ class DomainSpec:
 
 @dataclass(frozen=True)
 class FeatureSpec:
-    """Columns and roles of one data set. Labels' order is the order of the tasks everywhere."""
+    """Columns and roles of one data set. The order of the labels is the order of the tasks everywhere."""
 
     __pydantic_config__ = FORBID
     name: str

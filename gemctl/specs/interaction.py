@@ -92,23 +92,23 @@ class Core(Interaction):
 
 @dataclass
 class WukongSpec(Core):
-    """A Wukong block (arXiv 2403.02545): factorization machine and linear compression side by side."""
+    """A Wukong block (arXiv 2403.02545): a factorization machine and a linear compression in parallel."""
 
     __pydantic_config__ = BLOCK
     module = "gemctl.model.interaction.Wukong"
     shortcut = True
-    kind: Annotated[Literal["wukong"], Field(description="FMB and LCB side by side")] = "wukong"
-    fm_tokens: Annotated[Size, Field(description="tokens that the factorization machine block makes")] = 8
-    lc_tokens: Annotated[Size, Field(description="tokens that the linear compression block makes")] = 8
+    kind: Annotated[Literal["wukong"], Field(description="FMB and LCB in parallel")] = "wukong"
+    fm_tokens: Annotated[Size, Field(description="output tokens of the factorization machine block")] = 8
+    lc_tokens: Annotated[Size, Field(description="output tokens of the linear compression block")] = 8
     rank: Annotated[Size, Field(description="columns of Y in the optimised FM, X(XᵀY)")] = 8
     hidden: Annotated[Widths, Field(description="hidden widths of the FMB's MLP")] = field(
         default_factory=lambda: [128]
     )
     fm: Annotated[
-        Literal["learnable", "attentive"], Field(description="Y: a parameter, or made from each row's own tokens")
+        Literal["learnable", "attentive"], Field(description="Y: a parameter, or computed from each row's tokens")
     ] = "learnable"
-    fm_compression: Annotated[Size, Field(description="attentive: tokens that Y is made from")] = 4
-    fm_hidden: Annotated[Widths, Field(description="attentive: hidden widths of the MLP that makes Y")] = field(
+    fm_compression: Annotated[Size, Field(description="attentive: tokens that Y is computed from")] = 4
+    fm_hidden: Annotated[Widths, Field(description="attentive: hidden widths of the MLP that computes Y")] = field(
         default_factory=lambda: [32]
     )
 
@@ -136,18 +136,18 @@ class WukongSpec(Core):
 
 @dataclass
 class WukongExpertsSpec(Core):
-    """A mixture of Wukong experts (Kunlun, arXiv 2602.10016): each interacts with its own part of the tokens."""
+    """A mixture of Wukong experts (Kunlun, arXiv 2602.10016): each works on its own part of the tokens."""
 
     __pydantic_config__ = BLOCK
     module = "gemctl.model.experts.WukongExperts"
     shortcut = True
     kind: Annotated[Literal["wukong_experts"], Field(description="spread over ranks by topology.ep")] = "wukong_experts"
-    experts: Annotated[Size, Field(description="experts; topology.ep must divide them")] = 4
-    tokens: Annotated[Size, Field(description="tokens that the merged experts make")] = 16
-    fm_tokens: Annotated[Size, Field(description="tokens that an expert's factorization machine block makes")] = 4
-    lc_tokens: Annotated[Size, Field(description="tokens that an expert's linear compression block makes")] = 4
-    rank: Annotated[Size, Field(description="columns of an expert's Y in the optimised FM, X(XᵀY)")] = 8
-    hidden: Annotated[Widths, Field(description="hidden widths of an expert's FMB's MLP")] = field(
+    experts: Annotated[Size, Field(description="number of experts; topology.ep must divide it")] = 4
+    tokens: Annotated[Size, Field(description="output tokens of the merged experts")] = 16
+    fm_tokens: Annotated[Size, Field(description="output tokens of each expert's factorization machine block")] = 4
+    lc_tokens: Annotated[Size, Field(description="output tokens of each expert's linear compression block")] = 4
+    rank: Annotated[Size, Field(description="columns of each expert's Y in the optimised FM, X(XᵀY)")] = 8
+    hidden: Annotated[Widths, Field(description="hidden widths of the MLP in each expert's FMB")] = field(
         default_factory=lambda: [64]
     )
 
@@ -188,12 +188,12 @@ class WukongExpertsSpec(Core):
 
 @dataclass
 class MlpSpec(Core):
-    """A multi-layer perceptron over all tokens together."""
+    """A multi-layer perceptron over all tokens, concatenated."""
 
     __pydantic_config__ = BLOCK
     module = "gemctl.model.interaction.MlpCore"
     kind: Annotated[Literal["mlp"], Field(description="an MLP over all tokens")] = "mlp"
-    tokens: Annotated[Size, Field(description="tokens that it makes")] = 16
+    tokens: Annotated[Size, Field(description="output tokens")] = 16
     hidden: Annotated[Widths, Field(description="hidden widths")] = field(default_factory=lambda: [128])
 
     def features(self, inputs: int, dim: int) -> int:
@@ -209,12 +209,12 @@ class MlpSpec(Core):
 
 @dataclass
 class DotSpec(Core):
-    """Products of all pairs of tokens (DLRM, arXiv 1906.00091), then an MLP over them and the tokens."""
+    """Dot products of all pairs of tokens (DLRM, arXiv 1906.00091), then an MLP over them and the tokens."""
 
     __pydantic_config__ = BLOCK
     module = "gemctl.model.interaction.DotCore"
     kind: Annotated[Literal["dot"], Field(description="products of all pairs, then an MLP")] = "dot"
-    tokens: Annotated[Size, Field(description="tokens that it makes")] = 16
+    tokens: Annotated[Size, Field(description="output tokens")] = 16
     hidden: Annotated[Widths, Field(description="hidden widths of the MLP")] = field(default_factory=lambda: [128])
 
     def features(self, inputs: int, dim: int) -> int:
@@ -231,14 +231,14 @@ class DotSpec(Core):
 
 @dataclass
 class DcnSpec(Core):
-    """Low-rank crosses (DCN-V2, arXiv 2008.13535) of all tokens together, then an MLP."""
+    """Low-rank crosses (DCN-V2, arXiv 2008.13535) of all tokens, concatenated, then an MLP."""
 
     __pydantic_config__ = BLOCK
     module = "gemctl.model.interaction.DcnCore"
     kind: Annotated[Literal["dcnv2"], Field(description="low-rank crosses, then an MLP")] = "dcnv2"
-    tokens: Annotated[Size, Field(description="tokens that it makes")] = 16
+    tokens: Annotated[Size, Field(description="output tokens")] = 16
     hidden: Annotated[Widths, Field(description="hidden widths of the MLP")] = field(default_factory=lambda: [128])
-    crosses: Annotated[int, Field(ge=1, le=64, description="crosses in a row; each raises the order by one")] = 2
+    crosses: Annotated[int, Field(ge=1, le=64, description="cross layers; each raises the order by one")] = 2
     rank: Annotated[Size, Field(description="rank of each cross's matrix")] = 16
 
     def features(self, inputs: int, dim: int) -> int:
@@ -259,15 +259,15 @@ class DcnSpec(Core):
 
 @dataclass
 class TokenMixerSpec(Core):
-    """A RankMixer block (arXiv 2507.15551): parameter-free token mixing, then a feed-forward of each token's own."""
+    """A RankMixer block (arXiv 2507.15551): parameter-free token mixing, then a per-token feed-forward."""
 
     __pydantic_config__ = BLOCK
     module = "gemctl.model.interaction.TokenMixer"
     kind: Annotated[Literal["token_mixer"], Field(description="token mixing, then per-token FFNs")] = "token_mixer"
-    tokens: Annotated[Size, Field(description="tokens that it makes")] = 16
+    tokens: Annotated[Size, Field(description="output tokens")] = 16
     group: Annotated[
         Size,
-        Field(description="tokens side by side that are one wide token; divides `tokens`, into divisors of its width"),
+        Field(description="tokens per wide token; divides `tokens`, and tokens / group divides its width"),
     ] = 1
     hidden: Annotated[Size, Field(description="hidden width of each wide token's feed-forward")] = 128
 
@@ -298,7 +298,7 @@ class TokenMixerSpec(Core):
 
 @dataclass
 class CustomSpec(Core):
-    """A block of the user's own package, named by its torch-free spec (docs/models.md)."""
+    """Your own block, named by its torch-free spec (docs/models.md)."""
 
     __pydantic_config__ = BLOCK
     shortcut = True
@@ -310,7 +310,7 @@ class CustomSpec(Core):
             json_schema_extra={"words": "the dotted name of a spec of your own"},
         ),
     ]
-    options: Annotated[dict[str, Any], Field(description="what the spec is made with")] = field(default_factory=dict)
+    options: Annotated[dict[str, Any], Field(description="arguments of the spec")] = field(default_factory=dict)
 
     @cached_property
     def own(self) -> custom.OwnSpec:
@@ -357,8 +357,8 @@ class DhenSpec(Interaction):
 
     __pydantic_config__ = BLOCK
     shortcut = True
-    kind: Annotated[Literal["dhen"], Field(description="several interactions side by side")] = "dhen"
-    members: Annotated[list[CoreSpec], Field(min_length=1, description="the interactions, any kind but dhen")] = field(
+    kind: Annotated[Literal["dhen"], Field(description="several interactions in parallel")] = "dhen"
+    members: Annotated[list[CoreSpec], Field(min_length=1, description="interactions of any kind but dhen")] = field(
         default_factory=lambda: [WukongSpec(), DcnSpec()]
     )
 

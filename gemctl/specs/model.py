@@ -35,55 +35,56 @@ Width = Annotated[int, Field(ge=4, le=2**24, multiple_of=4)]
 
 @dataclass
 class LayerSpec:
-    """`repeat` layers of one form: what is done with the events, their summary, and the tokens' interaction."""
+    """`repeat` equal layers: a sequence block and a summary for each event history, and one interaction block."""
 
     __pydantic_config__ = FORBID
-    repeat: Annotated[int, Field(ge=1, le=MOST_LAYERS, description="layers of this form, one after the other")] = 1
-    x_sum: Annotated[Size, Field(description="X_sum: tokens that X is compressed to for the sequence blocks")] = 4
+    repeat: Annotated[int, Field(ge=1, le=MOST_LAYERS, description="consecutive layers with these settings")] = 1
+    x_sum: Annotated[Size, Field(description="tokens in X_sum, the compression of X that sequence blocks read")] = 4
     x_sum_gate: Annotated[
-        Gate, Field(description="of X_sum; literal: σ(Z ⊙ MLP(Z)); scaled: Z ⊙ σ(MLP(Z)), Z the compressed tokens")
+        Gate, Field(description="gate of X_sum; literal: σ(Z ⊙ MLP(Z)); scaled: Z ⊙ σ(MLP(Z)), Z the compressed tokens")
     ] = "none"
     reads: Annotated[
-        Literal["x", "x_sum"], Field(description="what the interaction reads beside the summaries (Kunlun: x_sum)")
+        Literal["x", "x_sum"], Field(description="what the interaction reads besides the summaries (Kunlun: x_sum)")
     ] = "x"
     comp_skip: Annotated[
         Literal["even", "odd"] | None,
         Field(
             description="CompSkip (Kunlun): layers of this parity, the first being 0, skip self-attention; the others "
-            "read the last summary again"
+            "reuse the last summary"
         ),
     ] = None
-    sequence: Annotated[SequenceBlockSpec, Field(description="what is done with the events")] = field(
+    sequence: Annotated[SequenceBlockSpec, Field(description="sequence block: updates the events")] = field(
         default_factory=KunlunSpec
     )
-    summary: Annotated[SummarySpec, Field(description="how a history becomes tokens")] = field(default_factory=PmaSpec)
-    interaction: Annotated[InteractionSpec, Field(description="how tokens and summaries are crossed")] = field(
+    summary: Annotated[SummarySpec, Field(description="summary: a few tokens per history")] = field(
+        default_factory=PmaSpec
+    )
+    interaction: Annotated[InteractionSpec, Field(description="interaction block: crosses all tokens")] = field(
         default_factory=WukongSpec
     )
 
 
 @dataclass
 class EventTypeSpec:
-    """What one event sequence has otherwise than the model (Kunlun's event personalisation); null: as the model."""
+    """Settings of one event sequence, in place of the model's (Kunlun's event personalisation); null: the model's."""
 
     __pydantic_config__ = FORBID
     dim: Annotated[Width | None, Field(description="width of its events")] = None
     heads: Annotated[Size | None, Field(description="attention heads; divides its width")] = None
-    tokens: Annotated[Size | None, Field(description="tokens of each of its summaries of kind pma, hsp or last_k")] = (
-        None
-    )
+    tokens: Annotated[Size | None, Field(description="tokens of each of its pma, hsp or last_k summaries")] = None
     depth: Annotated[
-        int | None, Field(ge=1, le=MOST_LAYERS, description="layers that update it; later ones read its last summary")
+        int | None,
+        Field(ge=1, le=MOST_LAYERS, description="layers that update it; later ones reuse its last summary"),
     ] = None
     window: Annotated[int | None, Field(ge=0, le=2**24, description="window of its attention")] = None
 
 
 @dataclass
 class MaskNetSpec:
-    """Several histories as one (InterFormer): events of equal place side by side, through MaskNet."""
+    """Merges all histories into one (InterFormer): events at equal positions, concatenated, through MaskNet."""
 
     __pydantic_config__ = FORBID
-    hidden: Annotated[Size, Field(description="hidden width of both of its MLPs")] = 64
+    hidden: Annotated[Size, Field(description="hidden width of its two MLPs")] = 64
 
     def counts(self, sources: int, dim: int) -> Counts:
         """Of `MaskNet(sources, dim, hidden)` of gemctl/model/events.py.
@@ -100,21 +101,19 @@ class ModelConfig:
     """Layers of sequence and interaction blocks over tokens and event histories, then one head per task."""
 
     __pydantic_config__ = FORBID
-    name: Annotated[str, Field(description="what reports call the model")] = "gem_nano"
+    name: Annotated[str, Field(description="name of the model in reports")] = "gem_nano"
     dim: Annotated[Width, Field(description="width of every token and every table")] = 32
     heads: Annotated[Size, Field(description="attention heads; divides `model.dim`")] = 2
-    layers: Annotated[list[LayerSpec], Field(min_length=1, description="the layers' forms, in their order")] = field(
+    layers: Annotated[list[LayerSpec], Field(min_length=1, description="the layers, in order")] = field(
         default_factory=lambda: [LayerSpec()]
     )
     event_types: Annotated[
-        dict[str, EventTypeSpec], Field(description="single event sequences' own sizes, by the sequence's name")
+        dict[str, EventTypeSpec], Field(description="settings of single event sequences, by name")
     ] = field(default_factory=dict)
-    merge: Annotated[MaskNetSpec | None, Field(description="all event sequences as one, named merged; null: not")] = (
-        None
-    )
+    merge: Annotated[MaskNetSpec | None, Field(description="merge all event sequences into one; null: do not")] = None
     age_scales: Annotated[
         list[Annotated[float, Field(gt=0, le=1e18)]],
-        Field(description="an event's age enters as log(1 + age/scale) for each; in the unit of the data's timestamps"),
+        Field(description="encode an event's age as log(1 + age/scale) for each; unit of the timestamps"),
     ] = field(default_factory=lambda: [60.0, 3600.0, 86400.0])
     head_hidden: Annotated[list[Size], Field(description="hidden widths of each task's head")] = field(
         default_factory=lambda: [64]

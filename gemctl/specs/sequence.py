@@ -17,10 +17,10 @@ from gemctl.specs.weights import NORM, Counts, Pairs, Weight, gate, linear, pref
 BLOCK_SIZE = 64
 """Events of a block of block_attention, as published."""
 
-Window = Annotated[int | None, Field(ge=0, le=2**24, description="see positions within ±window alone; null: all")]
+Window = Annotated[int | None, Field(ge=0, le=2**24, description="attend within ±window positions; null: everywhere")]
 Position = Annotated[
     Literal["none", "rope", "rote"],
-    Field(description="rope: rotate by an event's place; rote: by its place and its age (Kunlun)"),
+    Field(description="rope: rotate by position; rote: by position and age (Kunlun)"),
 ]
 RoteScale = Annotated[PositiveFloat, Field(description="rote: age at which log(1 + age/scale) is log 2")]
 Activation = Literal[
@@ -70,7 +70,7 @@ def _rotated(width: int, heads: int) -> int:
 
 @dataclass
 class JaggedAttentionSpec(Attention):
-    """Softmax attention of the events over their history: all of it, a window, or what is not later."""
+    """Softmax attention of events over their history: full, windowed or causal."""
 
     __pydantic_config__ = BLOCK
     module = "gemctl.model.attention.JaggedAttention"
@@ -79,10 +79,12 @@ class JaggedAttentionSpec(Attention):
         "jagged_flash_attention"
     )
     window: Window = None
-    causal: Annotated[bool, Field(description="see no later event")] = False
+    causal: Annotated[bool, Field(description="do not attend to later events")] = False
     position: Position = "none"
     rote_scale: RoteScale = 3600.0
-    qk_norm: Annotated[bool, Field(description="queries and keys of length √d_h: no score beyond √d_h")] = False
+    qk_norm: Annotated[bool, Field(description="normalise queries and keys to √d_h, which bounds scores by √d_h")] = (
+        False
+    )
 
     @property
     def rotates(self) -> bool:
@@ -104,7 +106,9 @@ class BlockAttentionSpec(Attention):
     module = "gemctl.model.attention.BlockAttention"
     kind: Annotated[Literal["block_attention"], Field(description="within blocks of 64 events")] = "block_attention"
     rope: Annotated[bool, Field(description="rotate queries, keys and values by position, inside the kernel")] = False
-    qk_norm: Annotated[bool, Field(description="queries and keys of length √d_h: no score beyond √d_h")] = False
+    qk_norm: Annotated[bool, Field(description="normalise queries and keys to √d_h, which bounds scores by √d_h")] = (
+        False
+    )
 
     @property
     def rotates(self) -> bool:
@@ -180,17 +184,17 @@ def _personalised_ffn(hidden: int, width: int, x_sum: int, rank: int | None = No
 
 @dataclass
 class KunlunSpec(_Personalised):
-    """A Kunlun block (arXiv 2602.10016): personalised feed-forward by GDPA, then self-attention, both residual."""
+    """A Kunlun block (arXiv 2602.10016): a personalised feed-forward (GDPA), then self-attention, both residual."""
 
     __pydantic_config__ = BLOCK
     module = "gemctl.model.sequence.KunlunBlock"
     kind: Annotated[Literal["kunlun"], Field(description="GDPA feed-forward, then self-attention")] = "kunlun"
     ffn_hidden: Annotated[Size, Field(description="keys of the personalised feed-forward (GDPA)")] = 16
     generator_rank: Annotated[
-        Size | None, Field(description="X_sum makes keys and values through this many numbers; null: by full matrices")
+        Size | None, Field(description="rank of the map from X_sum to keys and values; null: full rank")
     ] = None
-    activation: Annotated[Activation, Field(description="of the personalised feed-forward")] = "gelu_approx"
-    attention: Annotated[AttentionSpec, Field(description="of the events among themselves")] = field(
+    activation: Annotated[Activation, Field(description="activation of the personalised feed-forward")] = "gelu_approx"
+    attention: Annotated[AttentionSpec, Field(description="self-attention of the events")] = field(
         default_factory=JaggedAttentionSpec
     )
 
@@ -204,14 +208,14 @@ class KunlunSpec(_Personalised):
 
 @dataclass
 class InterFormerSpec(_Personalised):
-    """An InterFormer block (arXiv 2411.09852): each row's own linear map of its events, then self-attention."""
+    """An InterFormer block (arXiv 2411.09852): a row-dependent linear map of the events, then self-attention."""
 
     __pydantic_config__ = BLOCK
     module = "gemctl.model.sequence.InterFormerBlock"
     kind: Annotated[Literal["interformer"], Field(description="f(X_sum)·S, then self-attention")] = "interformer"
-    ffn_rank: Annotated[Size, Field(description="rank of the matrix f(X_sum); dim: any matrix")] = 32
-    residual: Annotated[bool, Field(description="add what each part reads; the paper's formula does not")] = True
-    attention: Annotated[AttentionSpec, Field(description="of the events among themselves")] = field(
+    ffn_rank: Annotated[Size, Field(description="rank of the matrix f(X_sum); dim: full rank")] = 32
+    residual: Annotated[bool, Field(description="residual connections; the paper's formula has none")] = True
+    attention: Annotated[AttentionSpec, Field(description="self-attention of the events")] = field(
         default_factory=JaggedAttentionSpec
     )
 
@@ -224,7 +228,7 @@ class InterFormerSpec(_Personalised):
 
 @dataclass
 class HstuSpec(SequenceBlock):
-    """An HSTU block (arXiv 2402.17152): causal SiLU attention without softmax, gated event by event."""
+    """An HSTU block (arXiv 2402.17152): causal SiLU attention without softmax, gated per event."""
 
     __pydantic_config__ = BLOCK
     module = "gemctl.model.sequence.HstuBlock"
@@ -232,7 +236,9 @@ class HstuSpec(SequenceBlock):
     only_attends = True
     windowed = True
     kind: Annotated[Literal["hstu"], Field(description="causal SiLU attention, gated by U")] = "hstu"
-    length_scale: Annotated[PositiveFloat, Field(description="divisor of the scores, for the longest length")] = 64.0
+    length_scale: Annotated[PositiveFloat, Field(description="divisor of scores, in place of the longest length")] = (
+        64.0
+    )
     window: Window = None
     position: Position = "none"
     rote_scale: RoteScale = 3600.0
@@ -332,7 +338,7 @@ class PmaSpec(SummaryPart):
     __pydantic_config__ = BLOCK
     module = "gemctl.model.summary.PooledAttention"
     kind: Annotated[Literal["pma"], Field(description="learned seeds attend over the events")] = "pma"
-    tokens: Annotated[Size, Field(description="seeds, so summary tokens of each history")] = 4
+    tokens: Annotated[Size, Field(description="seeds; each gives one summary token per history")] = 4
 
     def own_outputs(self, cls: int) -> int:
         return self.tokens
@@ -352,7 +358,7 @@ class HspSpec(SummaryPart):
     module = "gemctl.model.summary.HierarchicalPooling"
     kind: Annotated[Literal["hsp"], Field(description="seeds attend, a SumKronLinear makes fewer tokens")] = "hsp"
     seeds: Annotated[Size, Field(description="learned seeds")] = 16
-    tokens: Annotated[Size, Field(description="summary tokens of each history")] = 4
+    tokens: Annotated[Size, Field(description="summary tokens per history")] = 4
     rank: Annotated[Size, Field(description="Kronecker products in the sum")] = 2
 
     def own_outputs(self, cls: int) -> int:
@@ -371,12 +377,12 @@ class HspSpec(SummaryPart):
 
 @dataclass
 class LastSpec(SummaryPart):
-    """The newest events as they are."""
+    """The newest events, unchanged."""
 
     __pydantic_config__ = BLOCK
     module = "gemctl.model.summary.LastEvents"
     kind: Annotated[Literal["last_k"], Field(description="the newest events")] = "last_k"
-    tokens: Annotated[Size, Field(description="events taken, so summary tokens")] = 4
+    tokens: Annotated[Size, Field(description="newest events to take; each is one summary token")] = 4
 
     def own_outputs(self, cls: int) -> int:
         return self.tokens
@@ -387,12 +393,12 @@ class LastSpec(SummaryPart):
 
 @dataclass
 class ClsSpec(SummaryPart):
-    """What the CLS tokens have become: the first layer's X_sum, put before the oldest event (InterFormer)."""
+    """The CLS tokens (the first layer's X_sum, prepended to the events) after the sequence blocks (InterFormer)."""
 
     __pydantic_config__ = BLOCK
     module = "gemctl.model.summary.ClsTokens"
     reads_cls = True
-    kind: Annotated[Literal["cls"], Field(description="X_sum put before the events, read again here")] = "cls"
+    kind: Annotated[Literal["cls"], Field(description="the prepended X_sum, after attention")] = "cls"
 
     def own_outputs(self, cls: int) -> int:
         return cls
@@ -408,11 +414,11 @@ PartSpec = Annotated[_Parts, BY_KIND]
 
 @dataclass
 class GatedSpec(Summary):
-    """Several summaries side by side, gated together (InterFormer's S_sum)."""
+    """Several summaries concatenated and gated together (InterFormer's S_sum)."""
 
     __pydantic_config__ = BLOCK
     kind: Annotated[Literal["gated"], Field(description="several summaries, gated together")] = "gated"
-    parts: Annotated[list[PartSpec], Field(min_length=1, description="the summaries, any kind but gated")] = field(
+    parts: Annotated[list[PartSpec], Field(min_length=1, description="the summaries, of any kind but gated")] = field(
         default_factory=lambda: [ClsSpec(), PmaSpec(tokens=2), LastSpec(tokens=2)]
     )
     gate: Annotated[Gate, Field(description="literal: σ(Z ⊙ MLP(Z)); scaled: Z ⊙ σ(MLP(Z))")] = "literal"
