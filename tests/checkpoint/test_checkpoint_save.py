@@ -3,7 +3,6 @@
 import os
 import signal
 import struct
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
@@ -23,6 +22,7 @@ from gemctl.run.files import read_log
 from gemctl.run.manifest import KindCount, checkpoints, count_kinds, read, verify
 from tests.checkpoint import checkpoint_ranks as ranks
 from tests.checkpoint.checkpoint_world import ROWS, add_attempt, make_run
+from tests.support.waiting import wait_for
 from tests.support.world import WorldError, run_world
 
 
@@ -145,13 +145,12 @@ def test_what_an_attempt_saves_that_was_stopped_and_taken_over_is_void(stage: st
 
 def _wait_until_stopped(file: Path) -> int:
     """The process that `file` names, once it is stopped."""
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
+
+    def stopped() -> str | None:
         text = file.read_text() if file.exists() else ""
-        if text and Path(f"/proc/{text}/stat").read_text().rpartition(")")[2].split()[0] == "T":
-            return int(text)
-        time.sleep(0.01)
-    raise AssertionError("no rank stopped itself")
+        return text if text and Path(f"/proc/{text}/stat").read_text().rpartition(")")[2].split()[0] == "T" else None
+
+    return int(wait_for(stopped, 30, "a rank that has stopped itself") or 0)
 
 
 # Saves at steps 2, 4 and 6 with keep=1: how many tries fail, retries, tolerate → passed, what ends it, what is left.

@@ -4,8 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +14,10 @@ from gemctl.run.directory import RunDir
 from gemctl.run.files import read_log
 from gemctl.run.submission import newest
 from tests.launch.test_launch import SMALL
+from tests.support.waiting import wait_for
 
 GEMCTL = [sys.executable, "-P", "-m", "gemctl"]
 TWO = [*SMALL, "launcher.ranks_per_node=2", "topology.dp_replicate=1"]
-
-
-def _wait_for(true: Callable[[], object], seconds: float = 80) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 def _json(folder: Path, *words: str) -> Any:
@@ -40,7 +32,7 @@ def _in_a_terminal_that_closes(folder: Path, words: list[str], environment: dict
         os.chdir(folder)
         os.environ.update(environment)
         os.execvp("sh", ["sh", "-c", '"$@" > told.json; touch done; exec sleep 600', "sh", *words])
-    _wait_for((folder / "done").exists)
+    wait_for((folder / "done").exists)
     os.close(terminal)  # the shell and all that has this terminal get SIGHUP
     os.waitpid(pid, 0)
 
@@ -59,7 +51,7 @@ def test_a_detached_run_outlives_its_terminal_and_is_followed_and_stopped_from_e
     follow = subprocess.Popen(
         [*GEMCTL, "logs", "-f", run.run_id, "--merged", "--json"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
     )
-    _wait_for(lambda: any(line["stage"] == "step" for line in read_log(run.attempt(2).rank_log(0))))
+    wait_for(lambda: any(line["stage"] == "step" for line in read_log(run.attempt(2).rank_log(0))))
     shown = _json(tmp_path, "status", run.run_id)
     assert (shown["state"], shown["submission"]["job"]["state"]) == ("running", "running")
     assert {budget["kind"]: budget["spent"] for budget in shown["budgets"]}["crash"] == 1
@@ -75,13 +67,13 @@ def test_a_detached_run_outlives_its_terminal_and_is_followed_and_stopped_from_e
     assert {line["attempt"] for line in lines[:first_end]} == {1}
     assert any("InjectedError" in line["text"] and line["source"] == "rank 1" for line in lines[:first_end])
     assert {line["source"] for line in lines[first_end + 1 : -1]} >= {"rank 0", "rank 1", "training", "supervisor"}
-    _wait_for(lambda: not process.running(facts["pid"]))
+    wait_for(lambda: not process.running(facts["pid"]))
     assert [pid for pid in _pids(run) if process.running(pid)] == []
 
     step = (run.attempt(2).end() or {})["step"]
     told = _json(tmp_path, "resume", run.run_id, f"train.steps={step + 2}", "--detach")
     assert told["attempt"] == 3
-    _wait_for(run.attempt(3).end_file.exists)
+    wait_for(run.attempt(3).end_file.exists)
     assert (run.attempt(3).end() or {})["outcome"] == "finished"
     again = subprocess.run([*GEMCTL, "stop", run.run_id], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (again.returncode, "is not running: attempt 3 finished" in again.stderr) == (2, True)

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from gemctl.run.directory import RunDir
 from gemctl.run.files import read_log
 from tests.support import hostile
 from tests.support.listeners import listening
+from tests.support.waiting import wait_for
 
 SMALL = [
     "data.synthetic.users=50",
@@ -37,13 +37,6 @@ def _start(folder: Path, *arguments: str, inject: str = "") -> "subprocess.Popen
     return subprocess.Popen(command, cwd=folder, env=environment, stdout=pipe, stderr=pipe, text=True)
 
 
-def _wait_for(true: Callable[[], bool], seconds: float = 80) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def _pids(attempt: Attempt) -> list[int]:
     return [line["pid"] for line in read_log(attempt.agent_log(0)) if line["event"] in {"agent", "rank"}]
 
@@ -51,7 +44,7 @@ def _pids(attempt: Attempt) -> list[int]:
 def test_interrupt_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
     hostile.plant(tmp_path)
     train = _start(tmp_path, "train", *SMALL, "train.steps=100000")
-    _wait_for(lambda: any(line["stage"] == "step" for line in _rank_lines(tmp_path)))
+    wait_for(lambda: any(line["stage"] == "step" for line in _rank_lines(tmp_path)))
     listeners = listening(train.pid)
     train.send_signal(signal.SIGINT)
     _, told = train.communicate(timeout=60)

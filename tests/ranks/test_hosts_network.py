@@ -168,7 +168,7 @@ CUT = (3, 0)
 def cut_off(root: str) -> small_run.Ended:
     """A small run in which a host's cable is taken out; how it ended."""
     node = CUT[env.rank()]
-    case = small_run.Case(root, nodes=4, ranks_per_node=1, steps=2000, disturb="cut")
+    case = small_run.Case(root, nodes=4, ranks_per_node=1, job=small_run.Job(2000), disturb=small_run.Disturb("cut"))
     run = RunDir.create(root, f"cut{node}", ["test"])
     network = Network()
     small_run.DISTURBANCES["cut"] = lambda run, records: network.cut(node)

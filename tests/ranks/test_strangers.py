@@ -113,7 +113,9 @@ def list_listeners(roots: list[str]) -> list[list[tuple[str, str]]]:
         (run.path / "listeners.json").write_text(json.dumps(found))
 
     small_run.DISTURBANCES["look"] = look
-    supervise_all([Case(root, nodes=nodes, disturb="look") for nodes, root in enumerate(roots, start=1)])
+    supervise_all(
+        [Case(root, nodes=nodes, disturb=small_run.Disturb("look")) for nodes, root in enumerate(roots, start=1)]
+    )
     return [json.loads((only_run(Path(root)).path / "listeners.json").read_text()) for root in roots]
 
 

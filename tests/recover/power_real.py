@@ -18,6 +18,7 @@ from tests.chaos.layouts import LAYOUTS, prepare
 from tests.chaos.suite import CONFIG, ENVIRONMENT, in_forks
 from tests.recover.disk_record import load, recording
 from tests.recover.power_loss import Crash, Promises, check_all, each, saved_in
+from tests.support.waiting import wait_for
 
 LANES = os.cpu_count() or 1
 MORE = 2  # steps that a resumed run does
@@ -35,7 +36,7 @@ def tell(folder: Path) -> None:
         _wait(_start(folder, ["train", str(folder / CONFIG), *words], "kill:rank=1,step=5"))
         (run,) = list_runs(str(root))
         resumed = _start(folder, ["resume", str(run.path), "train.steps=1000"])
-        _until(lambda: any(found.step > 8 for found in saved_in(run)))
+        wait_for(lambda: any(found.step > 8 for found in saved_in(run)))
         _wait(_start(folder, ["stop", str(run.path)]))
         record.promise(f"told/{run.run_id}/requests/1.json")
         _wait(resumed)
@@ -51,14 +52,6 @@ def _wait(started: tuple[int, Path]) -> None:
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if code != 0:
         raise RuntimeError(f"exit code {code}: {output.with_name(f'{output.name}.err').read_text()}")
-
-
-def _until(there: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not there():
-        if time.monotonic() > deadline:
-            raise RuntimeError("it did not come")
-        time.sleep(0.05)
 
 
 def check(folder: Path, crashes: Sequence[Crash], states: Path) -> list[str]:

@@ -8,18 +8,21 @@ import pytest
 from gemctl.config.schema import BudgetsConfig
 from gemctl.recover.decide import History
 from gemctl.run.files import read_log
-from tests.support.small_run import STEPS, Case, Ended, only_run, supervise_all
+from tests.support.small_run import STEPS, Case, Disturb, Ended, Job, only_run, supervise_all
 from tests.support.world import run_world
 
-LONG = 500
 AGAIN = "kill:step=3,attempt=1;kill:step=3,attempt=2;kill:step=3,attempt=3;kill:step=3,attempt=4"
 LATER = "kill:step=3,attempt=1;kill:step=3,attempt=2;kill:step=5,attempt=3;kill:step=5,attempt=4"
 CASES: dict[str, dict[str, object]] = {
     "no checkpoint": {"inject": AGAIN, "budgets": BudgetsConfig()},
-    "checkpoints between": {"inject": LATER, "every": 2, "budgets": BudgetsConfig()},
-    "crash spent": {"inject": LATER, "every": 2, "budgets": BudgetsConfig(crash=2)},
-    "damaged": {"disturb": "damage", "every": 2, "at": 5, "stage": "step", "budgets": BudgetsConfig(crash=2)},
-    "supervisor killed": {"disturb": "kill_self", "steps": LONG, "at": 3},
+    "checkpoints between": {"inject": LATER, "job": Job(every=2), "budgets": BudgetsConfig()},
+    "crash spent": {"inject": LATER, "job": Job(every=2), "budgets": BudgetsConfig(crash=2)},
+    "damaged": {
+        "disturb": Disturb("damage", at=5, stage="step"),
+        "job": Job(every=2),
+        "budgets": BudgetsConfig(crash=2),
+    },
+    "supervisor killed": {"disturb": Disturb("kill_self", at=3), "job": Job(500)},
 }
 
 

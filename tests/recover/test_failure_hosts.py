@@ -15,22 +15,22 @@ from gemctl.run.directory import RunDir
 from gemctl.run.files import JsonLog, read_log
 from gemctl.run.mesh import read_mesh
 from gemctl.run.rank_records import StageRecorder
-from tests.support.small_run import STEPS, Case, Ended, supervise_all
+from tests.support.small_run import STEPS, Case, Disturb, Ended, Job, supervise_all
 from tests.support.world import run_world
 
-LONG = 500
+LONG = Job(500)
 CASES: dict[str, dict[str, object]] = {
     "kill": {"inject": "kill:rank=3,step=3"},
     "hang": {"inject": "hang:rank=2,step=3", "watchdog": 8.0},
     "crash": {"inject": "kill:rank=1,step=3", "budgets": BudgetsConfig(crash=1)},
-    "stop": {"disturb": "file_stop", "steps": LONG},
-    "kill agent": {"disturb": "kill_agent", "steps": LONG},
-    "kill agent 1": {"disturb": "kill_agent_1", "steps": 40, "budgets": BudgetsConfig(crash=1)},
-    "stop host 1": {"disturb": "stop_host_1", "steps": LONG},
-    "broken agent": {"broken": True, "budgets": BudgetsConfig()},
-    "host too few": {"present": 1, "join": 1.0},
+    "stop": {"disturb": Disturb("file_stop"), "job": LONG},
+    "kill agent": {"disturb": Disturb("kill_agent"), "job": LONG},
+    "kill agent 1": {"disturb": Disturb("kill_agent_1"), "job": Job(40), "budgets": BudgetsConfig(crash=1)},
+    "stop host 1": {"disturb": Disturb("stop_host_1"), "job": LONG},
+    "broken agent": {"fault": "broken", "budgets": BudgetsConfig()},
+    "host too few": {"fault": "absent"},
     "one name": {"hosts": ("n1", "n1")},
-    "misplaced": {"misplace": True},
+    "misplaced": {"fault": "misplace"},
 }
 
 

@@ -43,9 +43,9 @@ def ends(tmp_path_factory: pytest.TempPathFactory, cgroup: Path | None) -> dict[
         for kind in KINDS
         for stage in STAGES
     }
-    faults |= {("memory", "rlimit"): {"memory": "rlimit"}, ("block", "start"): {"block": True}}
+    faults |= {("memory", "rlimit"): {"fault": "memory"}, ("block", "start"): {"fault": "block"}}
     if cgroup is not None:
-        faults["memory", "cgroup"] = {"memory": str(cgroup)}
+        faults["memory", "cgroup"] = {"fault": "memory", "cgroup": str(cgroup)}
     cases = [Case(str(tmp_path_factory.mktemp("runs")), ranks_per_node=RANKS, **fault) for fault in faults.values()]
     return dict(zip(faults, run_world(1, supervise_all, cases, gloo=False)[0], strict=True))
 

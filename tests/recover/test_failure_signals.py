@@ -2,6 +2,7 @@
 
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,10 +16,21 @@ from gemctl.run.attempt import claim
 from gemctl.run.directory import RunDir
 from gemctl.run.files import read_log
 from gemctl.run.manifest import checkpoints
-from tests.support.small_run import STEPS, Case, Disturbing, Ended, ForkedAgents, only_run, pids, supervise_all
+from tests.support.small_run import (
+    STEPS,
+    Case,
+    Disturb,
+    Disturbing,
+    Ended,
+    ForkedAgents,
+    Job,
+    only_run,
+    pids,
+    supervise_all,
+)
 from tests.support.world import run_world
 
-LONG = 500
+LONG = Job(500)
 
 
 @pytest.fixture(scope="module")
@@ -33,28 +45,33 @@ def ends(roots: dict[str, Path]) -> dict[str, Ended]:
     return dict(zip(CASES, run_world(1, supervise_all, cases, gloo=False)[0], strict=True))
 
 
+def _job(disturb: str, job: Job = LONG, **when: Any) -> dict[str, object]:
+    return {"disturb": Disturb(disturb, **when), "job": job}
+
+
+HUNG_IN_BUILD = "hang:rank=1,stage=build"
 CASES: dict[str, dict[str, object]] = {
     "well": {},
-    "interrupt": {"disturb": "interrupt", "steps": LONG},
-    "interrupt in build": {"disturb": "interrupt", "inject": "hang:rank=1,stage=build", "at": -1},
-    "interrupt twice": {"disturb": "interrupt_twice", "steps": LONG},
-    "stop now": {"disturb": "file_kill", "steps": LONG, "budgets": BudgetsConfig(crash=1)},
-    "kill agent": {"disturb": "kill_agent", "steps": LONG},
-    "stop agent": {"disturb": "stop_agent", "watchdog": 9.0},
-    "stop done rank": {"linger": True, "watchdog": 9.0},
-    "kill supervisor": {"disturb": "kill_self", "steps": LONG},
-    "stop rank": {"disturb": "stop_rank", "steps": LONG, "watchdog": 9.0},
-    "take over": {"disturb": "take_over", "steps": LONG},
-    "full disk": {"disturb": "fill_disk", "inject": "kill:rank=2,step=4"},
-    "full disk, hang": {"disturb": "fill_disk", "inject": "hang:rank=2,step=4", "watchdog": 9.0},
+    "interrupt": _job("interrupt"),
+    "interrupt in build": {"disturb": Disturb("interrupt", at=-1), "inject": HUNG_IN_BUILD},
+    "interrupt twice": _job("interrupt_twice"),
+    "stop now": {**_job("file_kill"), "budgets": BudgetsConfig(crash=1)},
+    "kill agent": _job("kill_agent"),
+    "stop agent": {"disturb": Disturb("stop_agent"), "watchdog": 9.0},
+    "stop done rank": {"fault": "linger", "watchdog": 9.0},
+    "kill supervisor": _job("kill_self"),
+    "stop rank": {**_job("stop_rank"), "watchdog": 9.0},
+    "take over": _job("take_over"),
+    "full disk": {"disturb": Disturb("fill_disk"), "inject": "kill:rank=2,step=4"},
+    "full disk, hang": {"disturb": Disturb("fill_disk"), "inject": "hang:rank=2,step=4", "watchdog": 9.0},
     "crash": {"inject": "kill:rank=2,step=3", "budgets": BudgetsConfig(crash=1)},
     "crash in build": {"inject": "kill:rank=2,stage=build", "budgets": BudgetsConfig()},
-    "terminate": {"disturb": "terminate_twice", "steps": LONG, "save_seconds": 1.0},
-    "terminate in eval": {"disturb": "terminate", "steps": LONG, "eval_at": 3, "at": 3, "stage": "eval"},
-    "terminate in build": {"disturb": "terminate", "inject": "hang:rank=1,stage=build", "at": -1},
-    "too little grace": {"disturb": "terminate", "steps": LONG, "every": 2, "save_seconds": 1.0, "at": 3, "grace": 0.5},
-    "time up": {"disturb": "time_up", "steps": LONG, "budgets": BudgetsConfig(time_limit=1)},
-    "time up, no budget": {"disturb": "time_up", "steps": LONG},
+    "terminate": _job("terminate_twice", Job(500, save_seconds=1.0)),
+    "terminate in eval": _job("terminate", Job(500, eval_at=3), at=3, stage="eval"),
+    "terminate in build": {"disturb": Disturb("terminate", at=-1), "inject": HUNG_IN_BUILD},
+    "too little grace": _job("terminate", Job(500, every=2, save_seconds=1.0), at=3, grace=0.5),
+    "time up": {**_job("time_up"), "budgets": BudgetsConfig(time_limit=1)},
+    "time up, no budget": _job("time_up"),
 }
 
 

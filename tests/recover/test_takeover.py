@@ -3,7 +3,6 @@
 import multiprocessing
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,8 @@ from gemctl.run.base import newest_verified
 from gemctl.run.directory import RunDir
 from gemctl.run.files import read_log
 from gemctl.run.manifest import checkpoints
-from tests.support.small_run import Case, Ended, _send, only_run, pids, supervise
+from tests.support.small_run import Case, Ended, Job, _send, only_run, pids, supervise
+from tests.support.waiting import wait_for
 from tests.support.world import run_world
 
 STEPS, SAVED, SAVING = 16, 4, 8
@@ -25,30 +25,30 @@ STEPS, SAVED, SAVING = 16, 4, 8
 
 def _reach_save(root: Path) -> RunDir:
     """Waits until all ranks are in the save of step SAVING."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        time.sleep(0.01)
+
+    def saving() -> bool:
         if not list(root.glob("small/*/attempts/1/base.json")):
-            continue
+            return False
         records = Records(only_run(root).attempt(1))
         records.update()
-        if all((record.stage, record.step) == ("save", SAVING) for record in records.ranks):
-            return only_run(root)
-    raise AssertionError("the run never came to its second save")
+        return all((record.stage, record.step) == ("save", SAVING) for record in records.ranks)
+
+    wait_for(saving, 60, "the run's second save")
+    return only_run(root)
 
 
 def _stop_take_over_wake(root: str) -> tuple[Ended, Ended, list[int]]:
     """How the new and the old supervisor ended, and which processes are left."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
-    old = context.Process(target=_send, args=(Case(root, steps=500, every=4, save_seconds=1.0), theirs))
+    old = context.Process(target=_send, args=(Case(root, job=Job(500, every=4, save_seconds=1.0)), theirs))
     old.start()
     run = _reach_save(Path(root))
     named = pids(run)
     for pid in [old.pid or 0, *named]:
         os.kill(pid, signal.SIGSTOP)
     assert watch_beat(run.attempt(1)) is None
-    new = supervise(Case(root, steps=STEPS, every=4, budgets=BudgetsConfig()))
+    new = supervise(Case(root, job=Job(STEPS, every=4), budgets=BudgetsConfig()))
     for pid in [*named, old.pid or 0]:
         os.kill(pid, signal.SIGCONT)
     told: Any = ours.recv()

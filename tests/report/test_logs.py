@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,6 +21,7 @@ from gemctl.run.directory import RunDir
 from gemctl.run.files import JsonLog
 from gemctl.run.rank_records import OutputTimes, StageRecorder
 from gemctl.run.submission import Submission, submit
+from tests.support.waiting import wait_for
 
 RANKS = 2
 CAUSE = {"text": "rank 1 failed first, in stage step, step 3: killed by SIGKILL", "rank": 1}
@@ -49,13 +49,6 @@ def _submitted(run: RunDir, pid: int) -> Submission:
     submission = submit(run, "{}", "{}", {"kind": "local", "app": {}})
     submission.write_process(pid)
     return submission
-
-
-def _wait_until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def _args(run: RunDir, **more: object) -> argparse.Namespace:
@@ -234,7 +227,7 @@ def test_following_from_another_machine_ends_where_nothing_beats(run: RunDir, mo
     monkeypatch.setattr(logs, "POLL", 0.01)
     _submitted(run, 1)
     with Heartbeat(attempt := _start(run, 1), 0.01):
-        _wait_until(lambda: not is_starting(attempt))
+        wait_for(lambda: not is_starting(attempt))
     monkeypatch.setattr("socket.gethostname", lambda: "elsewhere")
     last = list(logs._followed(run, Selection()))[-1]
     assert "attempt 1: no heartbeat from" in str(last) and str(last).endswith("its supervisor is gone")

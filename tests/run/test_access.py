@@ -17,8 +17,9 @@ from gemctl.run.directory import RunDir
 from gemctl.run.files import JsonLog
 from gemctl.run.rank_records import StageRecorder
 from gemctl.run.submission import submit
-from tests.launch.test_launch import SMALL, _wait_for
+from tests.launch.test_launch import SMALL
 from tests.support.other_user import User, run_as
+from tests.support.waiting import wait_for
 
 TINY = [*SMALL, "launcher.ranks_per_node=1", "topology.dp_replicate=1", "train.steps=2", "train.log_every=1"]
 MODES: dict[Access, tuple[int, int]] = {"private": (0o700, 0o600), "group": (0o2770, 0o660)}  # of folders, of files
@@ -62,7 +63,7 @@ def test_what_is_written_to_a_run_is_as_open_as_its_folder_whatever_the_umask(
     tmp_path: Path, umask: int, access: Access, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(slurm_client, "submit", lambda script: "17")
-    monkeypatch.setattr(slurm, "form", lambda *_: "#!/bin/bash\n")
+    monkeypatch.setattr(slurm, "script", lambda *_: "#!/bin/bash\n")
     monkeypatch.setattr(slurm, "from_json", lambda value: None)
     before = os.umask(umask)
     try:
@@ -74,7 +75,7 @@ def test_what_is_written_to_a_run_is_as_open_as_its_folder_whatever_the_umask(
             slurm.start(run, submission, None)  # type: ignore[arg-type]
             attempt = claim(run.path, 1, nodes=1, ranks_per_node=1, heartbeat=0.01)
             with Heartbeat(attempt, 0.01, node=1):
-                _wait_for(attempt.agent_beat(1).exists)
+                wait_for(attempt.agent_beat(1).exists)
             StageRecorder(attempt, 0).enter("build")
             JsonLog(run.supervisor_log).write({"event": "attempt"})
         assert os.umask(umask) == umask

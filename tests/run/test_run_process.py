@@ -1,16 +1,17 @@
 """Processes that end together: a command's child with the command, whatever ends that one."""
 
+import functools
 import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from gemctl.process import exit_code, how_ended, wait_until_gone
 from gemctl.torch_call import call
+from tests.support.waiting import wait_for
 
 SLEEPER = """
 import os, pathlib, sys, time
@@ -20,11 +21,8 @@ time.sleep(60)
 """
 
 
-def _appears(path: Path) -> bool:
-    deadline = time.monotonic() + 20
-    while not path.exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return path.exists()
+def _ended(pid: int) -> bool:
+    return exit_code(pid) is not None
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
@@ -42,7 +40,7 @@ def test_child_does_not_outlive_its_command(
             call("sleeper:sleep", str)
         finally:
             os._exit(3)
-    assert _appears(tmp_path / "pid")
+    wait_for((tmp_path / "pid").exists)
     os.kill(command, number)
     os.waitid(os.P_PID, command, os.WEXITED | os.WNOWAIT)
     expected = "killed by SIGKILL" if number == signal.SIGKILL else "exit code 3"
@@ -55,7 +53,7 @@ def test_child_does_not_outlive_its_command(
 def test_interrupted_writing_leaves_nothing_half_done(number: signal.Signals, tmp_path: Path) -> None:
     words = ["data", "synth", str(tmp_path), "--rows", "2000000"]
     command = subprocess.Popen([sys.executable, "-P", "-m", "gemctl", *words], stderr=subprocess.PIPE, text=True)
-    assert _appears(tmp_path / ".train.parquet.partial")
+    wait_for((tmp_path / ".train.parquet.partial").exists)
     command.send_signal(number)
     _, errors = command.communicate(timeout=20)
     assert (command.returncode, errors.splitlines()[-1]) == (128 + number, "interrupted")
@@ -81,9 +79,7 @@ def test_exit_code_is_seen_without_reaping() -> None:
         pid = os.fork()
         if pid == 0:
             end()
-        deadline = time.monotonic() + 5
-        while exit_code(pid) is None and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_for(functools.partial(_ended, pid), 5)
         assert exit_code(pid) == code
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == code
         with pytest.raises(ChildProcessError):

@@ -19,7 +19,6 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -28,6 +27,7 @@ from typing import Self
 from gemctl import process
 from tests.slurm import settings
 from tests.slurm.settings import NODES
+from tests.support.waiting import wait_for
 
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "slurmdbd", "mariadbd", "mysql_install_db", "ip", "unshare")
 SLEEP = "trap '' CHLD; exec sleep infinity"  # children whose parent has died are reaped at once
@@ -291,12 +291,3 @@ def _comm(pid: int) -> str:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/comm").read_text().strip()
     return ""
-
-
-def wait_for(true: Callable[[], object], seconds: float, what: str | Callable[[], str]) -> None:
-    """Waits until `true`; AssertionError after `seconds`, with `what` was waited for."""
-    deadline = time.monotonic() + seconds
-    while not true():
-        if time.monotonic() > deadline:
-            raise AssertionError(f"not within {seconds:.0f} s: {what if isinstance(what, str) else what()}")
-        time.sleep(POLL)

@@ -17,7 +17,8 @@ from gemctl.run.base import newest_verified
 from gemctl.run.directory import RunDir
 from gemctl.run.files import Record, read_log
 from gemctl.run.manifest import read
-from tests.slurm.cluster import CALL, Cluster, wait_for
+from tests.slurm.cluster import CALL, Cluster
+from tests.support.waiting import wait_for
 
 LOG = ["--users", "50", "--items", "200", "--rows", "3000", "--eval-rows", "50"]
 JOB = [

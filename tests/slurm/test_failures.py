@@ -8,8 +8,8 @@ import pytest
 from gemctl.run.attempt import Attempt
 from gemctl.run.files import read_log
 from gemctl.run.manifest import checkpoints
-from tests.slurm.cluster import wait_for
 from tests.slurm.desk import STEPS, Desk, Saved, Watched
+from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 

@@ -17,8 +17,8 @@ from gemctl.launchers.api import literal, request
 from gemctl.launchers.slurm_client import parse_facts
 from gemctl.launchers.slurm_job import batch_job, directive, file_name, step
 from gemctl.run.directory import RunDir
-from tests.slurm.cluster import wait_for
 from tests.slurm.desk import WAIT, Desk, Watched
+from tests.support.waiting import wait_for
 
 ODD = ["my runs", "50%j", "50%%", "it's", 'q"x', "a\\b", "a\\%j b", "h#x", "$HOME", "a$$b${app_id}", "`x`", "a;b",
        "日本", "tab\there", "-dash", "x\\"]  # fmt: skip

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import gemctl.ranks.rendezvous
 import gemctl.run.attempt
@@ -45,8 +45,6 @@ from gemctl.run.rank_records import Stage, StageRecorder
 RANKS = 3
 STEPS = 6
 STEP_SECONDS = 0.02
-LINGER = "SMALL_RUN_LINGER"
-MISPLACE = "SMALL_RUN_MISPLACE"
 
 
 def no_budgets() -> BudgetsConfig:
@@ -55,33 +53,56 @@ def no_budgets() -> BudgetsConfig:
 
 
 @dataclass(frozen=True)
+class Job:
+    """What the worker does: `steps` of STEP_SECONDS each, and a checkpoint after `every` of them (0: only at the end),
+    which takes `save_seconds`; before step `eval_at` an evaluation of a second (0: none)."""
+
+    steps: int = STEPS
+    every: int = 0
+    save_seconds: float = 0.0
+    eval_at: int = 0
+
+
+Fault = Literal[
+    "",
+    "linger",  # rank 1 is stopped (SIGSTOP) when its work is done
+    "misplace",  # every rank takes its host for another one
+    "memory",  # rank 1 allocates a gigabyte at step 3, beyond its limit: RLIMIT_AS, or that of Case.cgroup
+    "block",  # rank 1 cannot open its output file, so it exits before it is registered
+    "broken",  # the agent of node 1 fails before it has imported everything
+    "absent",  # the agent of node 1 is never started
+]
+
+
+@dataclass(frozen=True)
+class Disturb:
+    """`what`, one of DISTURBANCES, happens once rank 0 is at step `at` (-1: in build), in `stage` if one is given.
+
+    `grace`: seconds after which SIGKILL follows; 0: never.
+    """
+
+    what: str
+    at: int = 2
+    stage: str = ""
+    grace: float = 0.0
+
+
+@dataclass(frozen=True)
 class Case:
-    """One run below `root`. `disturb` names what the supervisor's process does to it at step `at` of rank 0."""
+    """One run below `root`, with one fault at most that is built in, or planted (`inject`), or comes from outside."""
 
     root: str
-    inject: str = ""
+    inject: str = ""  # GEMCTL_INJECT
+    fault: Fault = ""
+    disturb: Disturb | None = None
     watchdog: float = 60.0
     budgets: BudgetsConfig = field(default_factory=no_budgets)
-    steps: int = STEPS
-    every: int = 0  # steps between checkpoints; 0: at the end alone
-    save_seconds: float = 0.0  # that a save takes
-    eval_at: int = 0  # the step before which there is an evaluation of a second; 0: none
-    disturb: str = ""  # one of DISTURBANCES
-    linger: bool = False  # rank 1 is stopped once it is done
-    misplace: bool = False  # every rank takes its host for another one
-    memory: str = ""  # rank 1 takes a gigabyte at step 3, beyond a limit: "rlimit", or a cgroup that its agent is in
-    block: bool = False  # rank 1 cannot open its output, and so ends before it is registered
-    at: int = 2  # -1: in build
-    stage: str = ""  # of rank 0, if not any
-    grace: float = 0.0  # seconds from SIGTERM to SIGKILL in `terminate`; 0: for ever
+    job: Job = field(default_factory=Job)
     nodes: int = 1
     ranks_per_node: int = 0  # 0: RANKS on one host, two on each of several
-    present: int = 2  # nodes whose agents are started
-    broken: bool = False  # the agent of node 1 fails before it has imported all
-    store: str = ""  # where the agents meet, if not where they can
-    join: float = 30.0  # seconds for the agents to meet
-    hosts: tuple[str, ...] = ("n10", "n2")  # their names, by node
-    addresses: tuple[str, ...] = ("spine.leaf1.n10", "spine.leaf1.n2")  # so that n2 comes first in the mesh
+    hosts: tuple[str, ...] = ("n10", "n2")  # by node; the mesh has n2 first
+    store: str = ""  # HOST:PORT where the agents meet; "": a free port
+    cgroup: str = ""  # of the agent
 
     @property
     def local(self) -> int:
@@ -119,7 +140,7 @@ def work(run_path: str, number: int) -> None:
     attempt = run.attempt(number)
     rank, asked = int(os.environ["RANK"]), json.loads(attempt.config.read_text())
     stages = StageRecorder(attempt, rank)
-    if os.environ.get(MISPLACE):
+    if asked["fault"] == "misplace":
         socket.gethostname = lambda: "elsewhere"
     read_mesh(attempt).check_place(rank, env.world_size(), socket.gethostname(), env.local_rank())
 
@@ -149,10 +170,10 @@ def work(run_path: str, number: int) -> None:
                 enter("eval", done)
                 time.sleep(0.05)
         enter("step", done)
-        if asked["memory"] and (rank, done) == (1, 3):
-            _take_memory(asked["memory"])
+        if asked["fault"] == "memory" and (rank, done) == (1, 3):
+            _take_memory(limited=not asked["cgroup"])
         time.sleep(STEP_SECONDS)
-        flag = torch.tensor([float(rank == 0 and bool(requests.pending(run, attempt)))])
+        flag = torch.tensor([float(rank == 0 and _stop_requested(run, attempt))])
         dist.all_reduce(flag)
         done, stopped = done + 1, bool(flag)
         if asked["every"] and done % asked["every"] == 0 and done < asked["steps"] and not stopped:
@@ -162,12 +183,16 @@ def work(run_path: str, number: int) -> None:
     dist.barrier()
     dist.destroy_process_group()
     stages.finish("stopped" if stopped else "finished", done)
-    if rank == 1 and os.environ.get(LINGER):
+    if rank == 1 and asked["fault"] == "linger":
         os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def _take_memory(limit: str) -> None:
-    if limit == "rlimit":
+def _stop_requested(run: RunDir, attempt: Attempt) -> bool:
+    return any(wish.kind == "stop" for wish in requests.pending(run, attempt))
+
+
+def _take_memory(limited: bool) -> None:
+    if limited:
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
         used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), hard))
@@ -218,7 +243,7 @@ class ForkedAgents(AgentProcesses):
 
     def start(self, attempt: Attempt) -> None:
         supervisor, store = os.getpid(), self.case.store or f"127.0.0.1:{free_port()}"
-        for node in range(min(self.case.nodes, self.case.present)):
+        for node in range(1 if self.case.fault == "absent" else self.case.nodes):
             pid = os.fork()
             if pid == 0:
                 os._exit(self._agent(attempt, node, store, supervisor))
@@ -230,17 +255,17 @@ class ForkedAgents(AgentProcesses):
         os.dup2(log, 1)
         os.dup2(log, 2)
         process.die_with_parent(supervisor)
-        if self.case.memory not in {"", "rlimit"}:
-            (Path(self.case.memory) / "cgroup.procs").write_text(str(os.getpid()))
-        if self.case.block:
+        if self.case.cgroup:
+            (Path(self.case.cgroup) / "cgroup.procs").write_text(str(os.getpid()))
+        if self.case.fault == "block":
             attempt.rank_output(1).mkdir()
         if self.case.nodes > 1:
             name = self.case.hosts[node]
             socket.gethostname = lambda: name
-            os.environ["GEMCTL_TOPOLOGY_ADDRESS"] = self.case.addresses[node]
+            os.environ["GEMCTL_TOPOLOGY_ADDRESS"] = f"spine.leaf1.{name}"
         agent = Agent(self.run, attempt, node, store if self.case.nodes > 1 else None)
         agent.take_signals()
-        if self.case.broken and node == 1:
+        if self.case.fault == "broken" and node == 1:
             agent.failed(ImportError("no module"))
             return 1
         return agent.serve(self.worker)
@@ -282,25 +307,24 @@ class Disturbing:
     """A follower that disturbs the run once rank 0 has reached a step."""
 
     def __init__(self, case: Case, run: RunDir) -> None:
-        self.case, self.run = case, run
+        self.disturb, self.run = case.disturb, run
         self.notes: list[str] = []
-        self.done = not case.disturb
 
     def note(self, text: str) -> None:
         self.notes.append(text)
 
     def follow(self, attempt: Attempt) -> None:
-        if self.done:
+        if self.disturb is None:
             return
         records = Records(attempt)
         records.update()
         rank = records.ranks[0]
-        reached = rank.stage != "start" and (-1 if rank.step is None else rank.step) >= self.case.at
-        if reached and self.case.stage in {"", rank.stage}:
-            self.done = True
-            DISTURBANCES[self.case.disturb](self.run, records)
-            if self.case.grace:
-                threading.Timer(self.case.grace, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        reached = rank.stage != "start" and (-1 if rank.step is None else rank.step) >= self.disturb.at
+        if reached and self.disturb.stage in {"", rank.stage}:
+            disturb, self.disturb = self.disturb, None
+            DISTURBANCES[disturb.what](self.run, records)
+            if disturb.grace:
+                threading.Timer(disturb.grace, os.kill, (os.getpid(), signal.SIGKILL)).start()
 
 
 def _interrupt(run: RunDir, records: Records) -> None:
@@ -411,13 +435,10 @@ def supervise_with(case: Case, run: RunDir, agents: Agents) -> Ended:
     """The same with a launcher of one's own."""
     if case.inject:
         os.environ["GEMCTL_INJECT"] = case.inject
-    gemctl.ranks.rendezvous.JOIN_SECONDS = case.join
-    for name, wanted in ((LINGER, case.linger), (MISPLACE, case.misplace)):
-        if wanted:
-            os.environ[name] = "1"
+    gemctl.ranks.rendezvous.JOIN_SECONDS = 1.0 if case.fault == "absent" else 30.0
     follower = Disturbing(case, run)
     plan = json.dumps({"topology": dataclasses.asdict(topology(case))})
-    asked = {name: getattr(case, name) for name in ("steps", "every", "save_seconds", "eval_at", "memory")}
+    asked = {**dataclasses.asdict(case.job), "fault": case.fault, "cgroup": case.cgroup}
     prepared = Prepared(json.dumps(asked), plan, case.nodes, case.local)
     recover = RecoverConfig(heartbeat=0.1, watchdog=case.watchdog, budgets=case.budgets)
     error: GemctlError | None = None
