@@ -146,7 +146,7 @@ class Rendezvous:
                 missing = [str(node) for node, key in enumerate(keys) if not self._store.check([key])]
                 listed = ", ".join(missing[:LISTED] + ["…"] * (len(missing) > LISTED))
                 joined = f"{self.nodes - len(missing)} of {self.nodes} hosts"
-                raise MeetingError(f"{joined} joined within {seconds:.0f} s; no agent of nodes {listed}")
+                raise MeetingError(f"{joined} joined within {seconds:.0f} s; no agent on nodes {listed}")
             time.sleep(POLL)
         return [Report(**json.loads(self._store.get(key))) for key in keys]
 

@@ -1,8 +1,8 @@
-"""Why an attempt failed: which rank first, by what, in which stage.
+"""The root cause of a failed attempt: which rank failed first, why, and in which stage.
 
-When one rank dies, the others soon fail too, of its death, and often are the first to say so. So: a signal that
-killed a rank comes before exceptions, a rank's own exception before "connection closed by peer", and a hang is the
-rank that waits for nobody.
+When one rank dies, the others soon fail because of it, and often record their failure first. So a signal that killed a
+rank takes precedence over exceptions, a rank's own exception over "connection closed by peer", and in a hang the
+culprit is the rank that waits for no other.
 """
 
 import dataclasses
@@ -18,14 +18,14 @@ from gemctl.recover.records import RankRecord, Records
 from gemctl.run.attempt import Attempt
 from gemctl.run.rank_records import STAGES
 
-# What a rank says when another one has gone, or does not answer.
+# How a rank fails when another one has exited, or does not answer.
 PEER_TYPES = {"DistNetworkError", "DistBackendError", "DistStoreError"}
 PEER_MESSAGE = re.compile(
     r"closed by peer|reset by peer|connection refused|broken pipe|connectFullMesh|pair closure|socket timeout|"
     r"timed out waiting|wait timeout|recvValue failed|remote process exited|communicator was aborted",
     re.IGNORECASE,
 )
-# A save that fails on one rank is raised on all of them, with that rank in the message.
+# A save that fails on one rank raises on all ranks, with that rank in the message.
 OTHER_RANK = re.compile(r"\brank (\d+): ")
 FRAME = re.compile(r'File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)')
 COLLECTIVE = re.compile(r"torch/distributed/(?!elastic/)|torchrec/distributed/(comm_ops|types|dist_data)\.py")
@@ -34,23 +34,24 @@ MEMORY = re.compile(
     r"^(MemoryError|OutOfMemoryError)\b|out of memory|(can.?t|cannot|could not) allocate memory", re.IGNORECASE
 )
 EXCEPTION = re.compile(r"([A-Za-z_]\w*\.)*[A-Z]\w*(Error|Exception|Interrupt|Exit): ")  # the last line of a traceback
-NAMED = 8  # hosts or ranks that are named of those that were lost together, or did the same
-GROUPS = 3  # of ranks that did the same
-LINES, LINE_BYTES = 5, 300  # of a process's output
-INNERMOST = 4  # frames of a thread that decide whether it waits for other ranks
+NAMED = 8  # hosts or ranks listed in a message
+GROUPS = 3  # groups of ranks in the same state listed in a message
+LINES, LINE_BYTES = 5, 300  # quoted from a process's output
+INNERMOST = 4  # frames of a thread searched for a collective
 
 
 FINAL = {"policy": "train.nan=stop", "rows": "another attempt would see the same rows"}
-"""Kinds of cause that no other attempt follows, with the reason."""
+"""Kinds of cause after which the run is not restarted → why."""
 
 
 @dataclass(frozen=True)
 class Cause:
-    """Why an attempt failed. `host`: the rank's, where the attempt has several; `log`: the file of its or the agent's
-    output, from the run's directory; `lines`: the last of it; `others`: what the other ranks did, or waited for, then.
+    """Why an attempt failed. `host`: of the rank, if the attempt has several hosts; `log`: the file with the rank's or
+    the agent's output, relative to the run directory; `lines`: its last lines; `others`: what the other ranks were
+    doing or waiting for.
 
-    `kind`: signal, exception, exit, hang, peer (a rank lost another one); policy, rows: an exception that another
-    attempt would meet again (`FINAL`); agent, host, takeover: no rank is to blame.
+    `kind`: signal, exception, exit, hang, peer (a rank lost its connection to another); policy, rows: an exception that
+    would recur in another attempt (`FINAL`); agent, host, takeover, checkpoint: no rank is to blame.
     """
 
     kind: str
@@ -64,7 +65,7 @@ class Cause:
     others: str | None = None
 
     def text(self) -> str:
-        """One line for people."""
+        """The cause in one line."""
         if self.rank is None:
             return self.detail
         where = f"in stage {self.stage}" + ("" if self.step is None else f", step {self.step}")
@@ -88,9 +89,9 @@ Thread = list[Frame]  # innermost frame first
 def root_cause(
     attempt: Attempt, ranks: Sequence[RankRecord], hung_for: float | None, agent: str | None, node: int = 0
 ) -> Cause:
-    """The cause of a failed attempt. `hung_for`: seconds without a sign, if that is why it was ended.
+    """The cause of a failed attempt. `hung_for`: seconds without progress, if it was killed for that.
 
-    `agent`: what the agent of node `node` says failed in itself.
+    `agent`: the error that the agent of node `node` recorded of itself.
     """
     cause = _first_cause(attempt, ranks, hung_for, agent, node)
     if cause.rank is None:
@@ -129,15 +130,15 @@ def _first_cause(
 
 
 def lost_hosts(attempt: Attempt, records: Records, lost: dict[int, str]) -> Cause | None:
-    """The cause of an attempt that has lost agents (node → how); None if a rank had failed by itself before."""
+    """The cause of an attempt that lost agents (node → how); None if a rank had failed on its own before."""
     agents = [records.agents[node] for node in sorted(lost)]
     last_sign = max(agent.sign for agent in agents)
     if any(_own_end(record) and (record.ended or 0) < last_sign for record in records.ranks):
         return None
     others = [agent for agent in agents if agent.node > 0]
-    if len(agents) > len(others):  # the others fall silent with node 0, which keeps the store
+    if len(agents) > len(others):  # node 0 hosts the store, so the others fall silent with it
         agents = [agents[0]]
-    elif len(others) > 1 and len(others) == records.nodes - 1:  # all at once: it is node 0 that is cut off
+    elif len(others) > 1 and len(others) == records.nodes - 1:  # all at once: node 0 is cut off
         agents = [records.agents[0]]
     named = ", ".join([agent.text() for agent in agents[:NAMED]] + ["…"] * (len(agents) > NAMED))
     how = lost.get(agents[0].node, f"no other host reaches it: {next(iter(lost.values()))}")
@@ -147,7 +148,7 @@ def lost_hosts(attempt: Attempt, records: Records, lost: dict[int, str]) -> Caus
 
 
 def _own_end(record: RankRecord) -> bool:
-    """True if the rank's process ended by a failure that is not another one's."""
+    """True if the rank's process failed on its own, not because it lost another rank."""
     failure = record.failure is None or not _lost_peer(record.failure)
     return failure and bool(_signal(record) or _exit_code(record))
 
@@ -169,11 +170,11 @@ def _exception(record: RankRecord) -> str:
 
 def _killed_by(record: RankRecord) -> str:
     full = record.exit is not None and record.exit.get("out_of_memory", False)
-    return f"killed by {_signal(record)}" + (", out of memory: the kernel has counted a kill for that" if full else "")
+    return f"killed by {_signal(record)}" + (", out of memory: the kernel counted an OOM kill" if full else "")
 
 
 def _blamed(record: RankRecord, ranks: Sequence[RankRecord]) -> RankRecord:
-    """The rank whose error `record` passes on, or itself."""
+    """The rank whose error `record` relays, or itself."""
     match = OTHER_RANK.search((record.failure or {}).get("message", ""))
     other = int(match[1]) if match else record.rank
     return ranks[other] if other < len(ranks) and ranks[other].failure else record
@@ -185,7 +186,7 @@ def _signal(record: RankRecord) -> str | None:
 
 
 def _left(record: RankRecord) -> bool:
-    """True if the rank's process ended by itself."""
+    """True if the rank's process exited on its own."""
     return record.exit is not None and not record.exit["killed"]
 
 
@@ -212,7 +213,7 @@ def _hang(attempt: Attempt, ranks: Sequence[RankRecord], seconds: float) -> Caus
 
 
 def _stacks(attempt: Attempt, ranks: Sequence[RankRecord]) -> dict[int, list[Thread]]:
-    """The dumped stacks, by rank."""
+    """Rank → its dumped stack."""
     files = {record.rank: attempt.rank_stack(record.rank) for record in ranks}
     return {
         rank: threads(file.read_text(encoding="utf-8", errors="replace"))
@@ -222,7 +223,7 @@ def _stacks(attempt: Attempt, ranks: Sequence[RankRecord]) -> dict[int, list[Thr
 
 
 def _explained(detail: str, lines: list[str], folder: Path) -> str:
-    """What is known of an agent that could not record why it failed: its last words, or that the disk is full."""
+    """Adds what is known about an agent that recorded no cause: its last exception, or that the disk is full."""
     if UNREPORTED not in detail:
         return detail
     if lines and EXCEPTION.match(lines[-1]):
@@ -233,7 +234,7 @@ def _explained(detail: str, lines: list[str], folder: Path) -> str:
 
 
 def _last_lines(output: Path) -> list[str]:
-    """The end of what a rank or an agent has printed."""
+    """The last lines that a rank or an agent printed."""
     try:
         with output.open("rb") as file:
             file.seek(max(0, output.stat().st_size - LINES * LINE_BYTES))
@@ -244,7 +245,7 @@ def _last_lines(output: Path) -> list[str]:
 
 
 def _doing(ranks: Sequence[RankRecord], stacks: dict[int, list[Thread]]) -> str | None:
-    """What these ranks were at, those at the same thing together; None if there are none."""
+    """What these ranks were doing, grouped; None if there are none."""
     groups: dict[str, list[int]] = {}
     for record in ranks:
         step = "" if record.step is None else f", step {record.step}"
@@ -262,8 +263,8 @@ def _ranks(numbers: list[int]) -> str:
 
 
 def hung_rank(ranks: Sequence[RankRecord], stacks: dict[int, list[Thread]]) -> RankRecord:
-    """The rank that the others wait for: one that gives no stack, else one that waits for no other rank, else the one
-    that is least advanced and has been silent longest."""
+    """The rank that the others wait for: one without a stack, else one that waits for no other rank, else the one that
+    has made the least progress and has been silent longest."""
 
     def order(record: RankRecord) -> tuple[int, int, int, float]:
         stack = stacks.get(record.rank)
@@ -274,15 +275,15 @@ def hung_rank(ranks: Sequence[RankRecord], stacks: dict[int, list[Thread]]) -> R
 
 
 def waits(stack: list[Thread]) -> bool:
-    """True if a process waits for other ranks: its main thread is in a collective, or waits for one that is."""
+    """True if a process waits for other ranks: its main thread is in a collective, or joins a thread that is."""
     return _waits_in(stack) is not None
 
 
 def _waits_in(stack: list[Thread]) -> str | None:
-    """The collective that it waits in; None if it waits for no other rank."""
+    """The collective that the process waits in; None if it waits for no other rank."""
     joined = any(JOIN.search(frame.file) for frame in stack[0][:INNERMOST])
-    found = map(_collective, stack if joined else stack[:1])
-    return next(filter(None, found), None)
+    collectives = map(_collective, stack if joined else stack[:1])
+    return next(filter(None, collectives), None)
 
 
 def _collective(thread: Thread) -> str | None:
@@ -290,7 +291,7 @@ def _collective(thread: Thread) -> str | None:
 
 
 def threads(dump: str) -> list[Thread]:
-    """The threads in a stack dump of faulthandler, the one that was running first; empty if there is none."""
+    """The threads in a faulthandler dump, the current one first."""
     blocks = re.split(r"\n(?=Thread |Current thread )", dump)
     blocks.sort(key=lambda block: not block.startswith("Current"))
     parsed = [

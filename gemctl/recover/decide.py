@@ -21,8 +21,8 @@ from gemctl.recover.cause import FINAL, Cause
 
 Kind = Literal["preemption", "time_limit", "crash", "startup"]
 MEANING: dict[Kind, str] = {
-    "preemption": "its hosts were taken away or lost",
-    "time_limit": "the scheduler's time limit came",
+    "preemption": "its hosts were preempted or lost",
+    "time_limit": "the scheduler's time limit was reached",
     "crash": "it failed after its first step",
     "startup": "it failed before its first step",
 }
@@ -102,7 +102,7 @@ class History:
         if kind in FAILURES and not further:
             self.stuck += 1
         if name := line.get("distrusts"):
-            self.distrusted[name] = f"attempt {line['attempt']} went on from it and was not finite again"
+            self.distrusted[name] = f"attempt {line['attempt']} started from it and was not finite again"
 
     def _reach(self, step: int) -> bool:
         if step <= self._reached:
@@ -153,7 +153,7 @@ def decide(
 
 def _refusal(end: End, history: History, budgets: BudgetsConfig, stop_requested: bool, superseded: bool) -> str | None:
     if superseded:
-        return "another one owns the run"
+        return "another attempt owns the run"
     if end.cause is not None and end.cause.kind in FINAL:
         return FINAL[end.cause.kind]
     if stop_requested and end.outcome == "failed":

@@ -1,4 +1,4 @@
-"""What the processes of an attempt have recorded, followed while they write: stages, exceptions, ends.
+"""What the processes of an attempt record while they run, tailed: stages, exceptions, exits.
 
 records = Records(attempt)
 records.update()
@@ -13,33 +13,34 @@ from typing import Any
 from gemctl.run.attempt import Attempt
 from gemctl.run.files import LogTail
 
-RANK_LOOK = 0.1  # seconds between looks at what the ranks say
-FILE_SECONDS = 0.001  # for each file between looks at all: opening one costs a shared file system about that
+RANK_LOOK = 0.1  # seconds between reads of the ranks' logs
+FILE_SECONDS = 0.001  # per file between reads of all: about what opening one costs on a shared file system
 
 
 @dataclass
 class RankRecord:
-    """One rank. `failure`: its own exception; `exit`: what the agent saw of its end; times are the writers' clocks."""
+    """One rank. `failure`: the exception that it recorded; `exit`: how it exited, recorded by the agent. Times in these
+    are by the writers' clocks."""
 
     rank: int
-    host: str | None = None  # where it runs, if the attempt has several hosts
+    host: str | None = None  # if the attempt has several hosts
     pid: int | None = None
     stage: str = "start"
     step: int | None = None
     failure: dict[str, Any] | None = None
     exit: dict[str, Any] | None = None
     result: str | None = None  # finished, stopped
-    trained: bool = False  # it has begun a step
-    progress: float = field(default_factory=time.monotonic)  # when its last sign was seen, on this process's clock
-    ended: float | None = None  # when its end was seen, on this process's clock
+    trained: bool = False  # a step has begun
+    progress: float = field(default_factory=time.monotonic)  # when its last line was seen, on this process's clock
+    ended: float | None = None  # when its exit was seen, on this process's clock
 
     @property
     def idle(self) -> float:
-        """Seconds since the rank's last sign."""
+        """Seconds since the rank last recorded anything."""
         return time.monotonic() - self.progress
 
     def add(self, line: dict[str, Any]) -> None:
-        """A line of the rank's own log."""
+        """Takes in a line of the rank's own log."""
         self.progress = time.monotonic()
         self.stage, self.step = line["stage"], line["step"]
         self.trained |= line["stage"] == "step"
@@ -51,27 +52,27 @@ class RankRecord:
 
 @dataclass
 class AgentRecord:
-    """The agent of one host. `well`: did all its ranks end well; None until they have ended."""
+    """The agent of one host. `well`: whether all its ranks succeeded; None until they have ended."""
 
     node: int
     beat: bytes
     host: str | None = None
     well: bool | None = None
-    beats: bool = False  # it has begun to
-    sign: float = field(default_factory=time.monotonic)  # when its last line or beat was seen
+    beats: bool = False  # a heartbeat has been seen
+    sign: float = field(default_factory=time.monotonic)  # when its last line or heartbeat was seen
 
     @property
     def idle(self) -> float:
-        """Seconds since the agent's last line or, while there are ranks, its last beat."""
+        """Seconds since the agent's last line or, while its ranks run, its last heartbeat."""
         return time.monotonic() - self.sign
 
     def text(self) -> str:
-        """How people name it."""
+        """Its name in messages."""
         return f"node {self.node}" if self.host is None else f"host {self.host} (node {self.node})"
 
 
 class Records:
-    """All records of one attempt, of its agents and its ranks."""
+    """The records of an attempt's agents and ranks."""
 
     def __init__(self, attempt: Attempt) -> None:
         self.attempt = attempt
@@ -84,18 +85,18 @@ class Records:
         self.patience, self._heartbeat = claim.patience, claim.heartbeat
         self._looked_at = {"agents": float("-inf"), "ranks": float("-inf")}
         self.created = time.monotonic()
-        self.failed_at: float | None = None  # when the first agent that lost ranks had said so
-        self.agent_error: str | None = None  # what failed first in an agent itself, and in which
+        self.failed_at: float | None = None  # when the first agent recorded that ranks failed
+        self.agent_error: str | None = None  # the first error of an agent itself, and which agent's
         self.error_node = 0
 
     def update(self) -> None:
-        """Reads what is new of all of them."""
+        """Reads all new lines."""
         self._looked_at = dict.fromkeys(self._looked_at, float("-inf"))
         self.look()
 
     def look(self) -> None:
-        """Reads what is new of those whose turn it is: agents often, for they say who has ended; ranks, which are many
-        and say where they are, every RANK_LOOK; of thousands of either one for each millisecond that has passed."""
+        """Reads new lines where a read is due: agents' at each call, since they tell who has exited; ranks', which are
+        many, every RANK_LOOK; with thousands of files, at a rate of one file per millisecond."""
         if self._due("agents", len(self.agents), 0.0):
             for agent, tail in zip(self.agents, self._agent_tails, strict=True):
                 for line in tail.new():
@@ -106,7 +107,7 @@ class Records:
         for record, tail in zip(self.ranks, self._rank_tails, strict=True):
             for line in tail.new():
                 record.add(line)
-        # With nothing left to wait for, an agent has to say so: its beat alone is no sign then.
+        # Once its ranks have exited, an agent has to record its end: a heartbeat alone is no progress.
         if self.failed_at is not None or any(record.exit is None for record in self.ranks):
             self._watch_beats()
 
@@ -144,22 +145,22 @@ class Records:
 
     @property
     def ended(self) -> bool:
-        """True when every agent has said that all its ranks have ended."""
+        """True when every agent has recorded that all its ranks have ended."""
         return self.ended_but(())
 
     def ended_but(self, lost: Collection[int]) -> bool:
-        """True when every agent but the `lost` ones has said so."""
+        """The same of every agent except the `lost` ones."""
         return all(agent.well is not None or agent.node in lost for agent in self.agents)
 
     @property
     def well(self) -> bool:
-        """True when all ranks of all agents have ended well."""
+        """True when all ranks of all agents succeeded."""
         return all(agent.well for agent in self.agents)
 
     def silent(self) -> list[AgentRecord]:
-        """Agents that have ranks to watch and do not beat any more: what has lost their host or its network.
+        """Agents that watch ranks and have no heartbeat any more: their host or its network is lost.
 
-        All that are about to fall silent with the first are named with it.
+        Agents that are about to be silent for as long are included, so that hosts lost together are named together.
         """
         beating = [agent for agent in self.agents if agent.well is None and agent.beats]
         if not any(agent.idle > self.patience for agent in beating):
@@ -168,7 +169,7 @@ class Records:
 
     @property
     def trained(self) -> bool:
-        """True once a rank has begun a step: there is something that a save could keep."""
+        """True once a rank has begun a step, so that there is something to save."""
         return any(record.trained for record in self.ranks)
 
     @property
@@ -178,14 +179,14 @@ class Records:
 
     @property
     def age(self) -> float:
-        """Seconds since the attempt began to be followed."""
+        """Seconds since the attempt has been watched."""
         return time.monotonic() - self.created
 
     def stalled(self, seconds: float, closing: float) -> bool:
-        """True if a rank whose process has not ended has given no sign for `seconds`, or `closing` once it was done."""
+        """True if a rank that has not exited has recorded nothing for `seconds`; `closing`: once its work is done."""
         limits = ((record, seconds if record.result is None else closing) for record in self.ranks)
         return any(record.exit is None and record.idle > limit for record, limit in limits)
 
     def step(self) -> int | None:
-        """The furthest step that any rank has reached."""
+        """The furthest step that a rank has reached."""
         return max((record.step for record in self.ranks if record.step is not None), default=None)

@@ -81,7 +81,7 @@ def choose_base(context: Context, check_hashes: bool) -> Base:
 
     def declined(found: Checkpoint) -> str | None:
         if given is not None and found.step >= given.step and found.path.name != given.checkpoint:
-            return "was not whole when this was submitted"
+            return "was damaged or incomplete when this was submitted"
         return context.history.distrusted.get(found.path.name)
 
     if given is not None and given.checkpoint is None:

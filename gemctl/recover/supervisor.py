@@ -92,11 +92,11 @@ def _check_budgets(context: Context) -> None:
     run, history, budgets = context.run, context.history, context.recover.budgets
     for kind in MEANING:
         if refusal := history.refusal(kind, budgets):
-            raise RunFailed(f"run {run.run_id} is not brought back: {refusal}\n{hint(run)}")
+            raise RunFailed(f"run {run.run_id} is not restarted: {refusal}\n{hint(run)}")
     if history.lost:
         numbers = ", ".join(map(str, history.lost))
         left = history.left("preemption", budgets)
-        context.follower.note(f"attempt {numbers} ended with its supervisor; going on ({left})")
+        context.follower.note(f"attempt {numbers} died with its supervisor; continuing ({left})")
 
 
 def _end_line(run: RunDir, attempt: Attempt, end: End) -> dict[str, Any]:

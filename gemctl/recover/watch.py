@@ -68,9 +68,7 @@ class Watch:
             self._stopping = True
             if not self.context.write(lambda: requests.file(self.context.run, "stop", reason.name)):
                 return self._kill_all("killed")
-            self.context.follower.note(
-                "stopping: the ranks save at the end of this step (Ctrl-C again ends them at once)"
-            )
+            self.context.follower.note("stopping: the ranks save at the end of this step (Ctrl-C again kills them)")
         return None
 
     def hung(self) -> End | None:
@@ -83,7 +81,7 @@ class Watch:
             if records.age > startup:
                 return self._agent_failed(_not_started(records, startup))
         elif records.nodes == 1 and records.agents[0].idle > silence:  # before the ranks, whose exits it records
-            return self._agent_failed(f"the agent has given no sign for {silence:.0f} s (recover.watchdog)")
+            return self._agent_failed(f"the agent has shown no sign of life for {silence:.0f} s (recover.watchdog)")
         elif records.stalled(watchdog, silence):
             return self._kill_ranks(watchdog)
         if any(rank.failure and rank.exit is None and rank.idle > FAIL_GRACE for rank in records.ranks):
@@ -109,7 +107,7 @@ class Watch:
         if exited := self.context.agents.ended():
             records.update()  # what they recorded last
         silent = records.silent() if records.nodes > 1 else []
-        lost = {agent.node: f"no sign of its agent for {records.patience:.0f} s" for agent in silent}
+        lost = {agent.node: f"no heartbeat from its agent for {records.patience:.0f} s" for agent in silent}
         return lost | {node: how for node, how in exited.items() if records.agents[node].well is None}
 
     def _agents_lost(self, lost: dict[int, str]) -> End:
@@ -196,7 +194,7 @@ def stop_end(wishes: Sequence[requests.Request], signal: str | None, step: int |
 def _not_started(records: Records, seconds: float) -> str:
     text = f"not all ranks were started within {seconds:.0f} s"
     missing = [str(agent.node) for agent in records.agents if agent.host is None]
-    return text if not missing or records.nodes == 1 else f"{text}: no agent of nodes {', '.join(missing)}"
+    return text if not missing or records.nodes == 1 else f"{text}: no agent on nodes {', '.join(missing)}"
 
 
 def _peers_left_waiting(records: Records) -> bool:

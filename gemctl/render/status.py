@@ -125,7 +125,7 @@ def stop_filed(value: "StopFiled") -> str:
         case "withdrawn":
             return f"{value.run}: taken out of the queue ({value.job})"
         case "ended":
-            return f"{of}{value.run} was ended at once (request {value.request})"
+            return f"{of}{value.run} was killed (request {value.request})"
         case "ordered":
             return f"ordered {of}{value.run} to end at once (request {value.request}); it has not said yet that it has"
         case _:

@@ -43,7 +43,7 @@ def describe(run: RunDir, end: dict[str, Any]) -> str:
     if end["outcome"] == "failed" and end.get("again"):
         return "\n".join([*lines, "another attempt follows"])
     if end.get("refusal"):
-        lines.append(f"{'not tried again' if end['outcome'] == 'failed' else 'not brought back'}: {end['refusal']}")
+        lines.append(f"{'not tried again' if end['outcome'] == 'failed' else 'not restarted'}: {end['refusal']}")
     return "\n".join(lines if end["outcome"] == "finished" else [*lines, hint(run)])
 
 
@@ -56,8 +56,8 @@ def hint(run: RunDir) -> str:
     valid = [one.step for one in found if one.state == "valid"]
     if found and not valid:
         return f"none of its checkpoints can be used: gemctl checkpoint list {reference(run)}"
-    start = f"from step {valid[0]}" if valid else "no checkpoint: from the start"
-    return f"go on ({start}): gemctl resume {reference(run)}"
+    start = f"step {valid[0]}" if valid else "the start (it has no checkpoint)"
+    return f"to resume from {start}: gemctl resume {reference(run)}"
 
 
 def saved_step(run: RunDir) -> int | None:
@@ -96,7 +96,7 @@ def _ended(end: dict[str, Any]) -> str:
         case "finished":
             return "has finished"
         case "killed":
-            return "was ended at once"
+            return "was killed"
         case "stopped" | "preempted" as outcome:
             why = ", as its time is up" if outcome == "preempted" else ""
             return "stopped before its first step" if step is None else f"stopped at step {step}, saved{why}"
@@ -107,6 +107,6 @@ def _ended(end: dict[str, Any]) -> str:
 def _log(run: RunDir, end: dict[str, Any]) -> list[str]:
     """What the other ranks did, where the log is, and its last lines."""
     cause = end.get("cause") or {}
-    lines = [f"the others: {cause['others']}"] if cause.get("others") else []
+    lines = [f"other ranks: {cause['others']}"] if cause.get("others") else []
     lines += [f"log: {short(run.path / cause['log'])}"] if cause.get("log") else []
     return lines + [f"  | {line}" for line in cause.get("lines", [])]

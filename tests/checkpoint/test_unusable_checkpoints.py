@@ -467,6 +467,6 @@ def test_pruning_the_unusable_says_what_and_why_and_only_then_deletes(
 def test_pruning_is_refused_while_an_attempt_may_live(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     attempt(run, 2, Base("step_4.a1", 4))
     newer_format(run.checkpoints / "step_4.a1")
-    monkeypatch.setattr("gemctl.run.attempt.watch_beat", lambda attempt: 0.1)
+    monkeypatch.setattr("gemctl.launch.supervise.watch_beat", lambda attempt: 0.1)
     assert main(["checkpoint", "prune", str(run.path), "--unusable"]) == 2
     assert names(run) == ["step_2.a1", "step_4.a1"]

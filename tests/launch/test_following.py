@@ -109,7 +109,7 @@ def test_it_waits_in_the_queue_and_goes_over_attempts_to_the_end(case: Case) -> 
     [
         ("failed", {"cause": CAUSE, "again": False, "refusal": "enough"}, GemctlError, 1, "not tried again: enough"),
         ("stopped", {"signal": "SIGTERM"}, Interrupted, 143, "stopped at step 3, saved"),
-        ("killed", {}, Interrupted, 130, "was ended at once"),
+        ("killed", {}, Interrupted, 130, "was killed"),
     ],
 )
 def test_it_ends_as_the_supervisor_has(
@@ -126,14 +126,14 @@ def test_a_stop_request_of_somebody_else_ends_it_well(case: Case) -> None:
 
 def test_a_job_that_ends_without_an_end_record_is_an_error(case: Case) -> None:
     with pytest.raises(
-        GemctlError, match=r"its supervisor is gone \(job 17: ended\); attempt 1 has no end record\ngo on"
+        GemctlError, match=r"its supervisor is gone \(job 17: ended\); attempt 1 has no end record\nto resume"
     ):
         case.follow(case.begin, lambda: case.set("ended"))
 
 
 def test_a_job_that_never_began_an_attempt_is_an_error(case: Case) -> None:
     case.submission.output.write_text("no module named gemctl\n")
-    with pytest.raises(GemctlError, match=r"it has no attempt \(job 17: ended\)\nno module named gemctl\ngo on"):
+    with pytest.raises(GemctlError, match=r"it has no attempt \(job 17: ended\)\nno module named gemctl\nto resume"):
         case.follow(lambda: case.set("ended"))
 
 

@@ -318,7 +318,7 @@ def test_status_tells_ranks_budgets_and_the_whole_cause(run: RunDir) -> None:
     assert [(group.ranks, group.step) for group in shown.ranks] == [([1], 7), ([0, 2], 8)]
     assert {budget.kind: budget.spent for budget in shown.budgets if budget.spent} == {"crash": 1, "no_progress": 1}
     assert shown.conclusion is not None
-    assert shown.conclusion.startswith(f"run {run.run_id} failed: rank 1 failed first\nnot tried again: no\ngo on")
+    assert shown.conclusion.startswith(f"run {run.run_id} failed: rank 1 failed first\nnot tried again: no\nto resume")
 
 
 @pytest.mark.parametrize("kind", api.LAUNCHERS)

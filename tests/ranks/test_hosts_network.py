@@ -182,8 +182,8 @@ def cut_off(root: str) -> small_run.Ended:
 def test_host_that_is_cut_off_is_named(tmp_path: Path) -> None:
     """Also that of node 0, which keeps the store: then all others fall silent."""
     last, first = run_world(2, cut_off, str(tmp_path), gloo=False)
-    assert "lost host n3 (node 3): no sign of its agent for 5 s" in last.message
-    assert "lost host n1 (node 0): no other host reaches it: no sign of its agent for 5 s" in first.message
+    assert "lost host n3 (node 3): no heartbeat from its agent for 5 s" in last.message
+    assert "lost host n1 (node 0): no other host reaches it: no heartbeat from its agent for 5 s" in first.message
     for end in (last, first):
         assert end.left == []
         assert end.seconds < 20

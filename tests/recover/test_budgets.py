@@ -94,11 +94,11 @@ def test_supervisor_that_is_brought_back_counts_the_lost_attempt(
         run_world(1, supervise_all, [Case(root, budgets=again[name])], gloo=False)[0][0] for name in ("none", "one")
     )
     assert none.error == "RunFailed"
-    assert "is not brought back: its hosts were taken away or lost, and recover.budgets.preemption=0" in none.message
+    assert "is not restarted: its hosts were preempted or lost, and recover.budgets.preemption=0" in none.message
     assert len(only_run(Path(root)).attempts()) == 2
     assert (one.error, one.left) == (None, [])
     assert one.notes == [
-        "attempt 1 ended with its supervisor; going on (preemption: 0 of recover.budgets.preemption=1 left)"
+        "attempt 1 died with its supervisor; continuing (preemption: 0 of recover.budgets.preemption=1 left)"
     ]
     assert one.run_dir.attempt(2).end() is not None
     assert read_log(one.run_dir.attempt(2).rank_log(0))[-1]["step"] == STEPS

@@ -48,7 +48,7 @@ RESTART = Decision("restart")
         (End("preempted", 3, kind="time_limit", signal="SIGUSR1"), [], 3, Decision("requeue")),
         (
             End("preempted", 3, kind="time_limit", signal="SIGUSR1"), ["time_limit"], 3,
-            Decision("give_up", f"the scheduler's time limit came, for the 2nd time, and {SPENT}.time_limit=1"),
+            Decision("give_up", f"the scheduler's time limit was reached, for the 2nd time, and {SPENT}.time_limit=1"),
         ),
         (
             replace(FAILED, kind="startup"), [], 0,
@@ -90,7 +90,7 @@ def test_a_stop_request_ends_a_failed_run_and_not_one_whose_time_is_up() -> None
 
 
 def test_an_attempt_that_lost_the_run_is_never_followed() -> None:
-    refused = Decision("give_up", "another one owns the run")
+    refused = Decision("give_up", "another attempt owns the run")
     for end in (FAILED, End("preempted", 3, kind="time_limit", signal="SIGUSR1")):
         assert decide(end, _history("crash"), BUDGETS, superseded=True, stop_requested=True) == refused
     assert decide(End("finished", 6), _history(), BUDGETS, superseded=True) == Decision("stop")

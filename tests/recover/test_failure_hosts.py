@@ -84,7 +84,7 @@ def test_stop_request_is_agreed_on_by_all_hosts(ends: dict[str, Ended]) -> None:
     ("case", "told", "seconds"),
     [
         ("kill agent", "lost host n10 (node 0): killed by SIGKILL", 5),
-        ("stop host 1", "lost host n2 (node 1): no sign of its agent for 5 s", 15),
+        ("stop host 1", "lost host n2 (node 1): no heartbeat from its agent for 5 s", 15),
     ],
 )
 def test_host_that_vanishes_is_named(ends: dict[str, Ended], case: str, told: str, seconds: float) -> None:
@@ -112,7 +112,7 @@ def test_lost_agent_is_replaced_for_the_next_attempt(ends: dict[str, Ended]) -> 
 @pytest.mark.parametrize(
     ("case", "told"),
     [
-        ("host too few", "1 of 2 hosts joined within 2 s; no agent of nodes 1"),
+        ("host too few", "1 of 2 hosts joined within 2 s; no agent on nodes 1"),
         ("one name", "host n1 reports 2 times"),
     ],
 )

@@ -69,7 +69,7 @@ def test_what_the_others_waited_for_is_told(ends: dict[tuple[str, str], Ended]) 
         cause = ends[kind, "step"].cause
         assert cause is not None
         assert cause["others"] == f"ranks 0, 2, 3 in stage step, step 3{told}"
-        assert f"the others: {cause['others']}" in ends[kind, "step"].message
+        assert f"other ranks: {cause['others']}" in ends[kind, "step"].message
     cause = ends["raise", "step"].cause
     assert cause is not None
     assert cause["lines"][-1].endswith("InjectedError: planted in rank 1, stage step, step 3")

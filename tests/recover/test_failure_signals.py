@@ -107,7 +107,7 @@ def test_second_interrupt_ends_at_once(ends: dict[str, Ended]) -> None:
 def test_a_request_to_end_at_once_is_not_taken_for_a_failure(ends: dict[str, Ended]) -> None:
     end = ends["stop now"]
     assert (end.error, end.exit_code, end.left) == ("Interrupted", 130, [])
-    assert "was ended at once" in end.message
+    assert "was killed" in end.message
     (attempt,) = end.run_dir.attempts()
     assert (attempt.end() or {})["outcome"] == "killed"
     assert "save" not in [line["stage"] for line in read_log(attempt.rank_log(1))]
@@ -122,7 +122,7 @@ def test_sigterm_lets_the_ranks_save_however_often_it_comes(ends: dict[str, Ende
     ended = end.run_dir.attempt(1).end()
     assert ended is not None
     assert (ended["outcome"], ended["signal"], ended["saved"]) == ("stopped", "SIGTERM", checkpoint.step)
-    assert f"go on (from step {checkpoint.step})" in end.message
+    assert f"to resume from step {checkpoint.step}: " in end.message
 
 
 def test_sigterm_before_the_first_step_does_not_wait_for_it(ends: dict[str, Ended]) -> None:
@@ -150,7 +150,7 @@ def test_time_limit_saves_and_asks_for_another_job_within_its_budget(ends: dict[
     assert "time_limit: 0 of recover.budgets.time_limit=1 left" in end.message
     end = ends["time up, no budget"]
     assert (end.error, end.exit_code, end.left) == ("RunFailed", 1, [])
-    assert "not brought back: the scheduler's time limit came, and recover.budgets.time_limit=0" in end.message
+    assert "not restarted: the scheduler's time limit was reached, and recover.budgets.time_limit=0" in end.message
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_agent_that_is_stopped_is_to_blame(ends: dict[str, Ended]) -> None:
     """Its ranks go on and finish: only their ends stay untold."""
     end = ends["stop agent"]
     assert (end.error, end.exit_code, end.left) == ("RunFailed", 1, [])
-    assert "the agent has given no sign for 9 s" in end.message
+    assert "the agent has shown no sign of life for 9 s" in end.message
 
 
 def test_rank_that_is_done_and_does_not_end_is_named(ends: dict[str, Ended]) -> None:

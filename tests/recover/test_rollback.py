@@ -94,7 +94,7 @@ def test_a_checkpoint_that_is_not_finite_is_left_for_an_older_one(tmp_path: Path
     assert ended.error is None, ended.message
     bases = [attempt.base().step for attempt in ended.run_dir.attempts()]
     assert bases == [0, 4, 2]
-    assert any("step_4.a1: attempt 2 went on from it and was not finite" in note for note in ended.notes), ended.notes
+    assert any("step_4.a1: attempt 2 started from it and was not finite" in note for note in ended.notes), ended.notes
     assert build(ended.run_dir).outcome == "finished"
 
 

@@ -65,7 +65,7 @@ def test_what_a_run_does_that_was_stopped_and_taken_over_is_void(tmp_path: Path)
     assert run.attempt(2).base().step == SAVED
     assert (old.error, old.exit_code) == ("RunFailed", 1)
     assert "attempt 2 owns the run now; this one has ended" in old.message
-    assert "not tried again: another one owns the run" in old.message
+    assert "not tried again: another attempt owns the run" in old.message
     valid = [(one.step, one.attempt) for one in checkpoints(run) if one.flaw is None]
     assert valid == [(STEPS, 2), (12, 2), (SAVING, 2), (SAVED, 1)]
     newest = newest_verified(run).checkpoint

@@ -123,7 +123,9 @@ def test_a_failed_attempt_begins_with_its_cause_and_shows_the_rank_that_failed_f
     logs.run(_args(run))
     out = capsys.readouterr().out
     head = out.split("\n\n")[0]
-    assert head.startswith(f"run {run.run_id} failed: {CAUSE['text']}\nnot tried again: enough\ngo on (no checkpoint")
+    assert head.startswith(
+        f"run {run.run_id} failed: {CAUSE['text']}\nnot tried again: enough\nto resume from the start"
+    )
     assert "words of 1" in out and "words of 0" not in out and "mystery, step 3" in out
     assert (
         "training | rank 1 takes 3.0 × the others' time, most of it in dense_forward" in out and "interval" not in out

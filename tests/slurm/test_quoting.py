@@ -147,6 +147,6 @@ def test_run_below_an_odd_root_trains_and_tells_how_to_go_on(desk: Desk) -> None
     assert desk.ended(run, 1)["outcome"] == "finished"
     assert "step 2/2" in run.supervisor_log()
     resumed = desk.gemctl("resume", str(run.dir.path))
-    (line,) = [line for line in resumed.told.splitlines() if "to go on: " in line]
-    again = shlex.split(line.split("to go on: ", 1)[1])
+    (line,) = [line for line in resumed.told.splitlines() if "to train further: " in line]
+    again = shlex.split(line.split("to train further: ", 1)[1])
     assert desk.gemctl(*again[1:], "--dry-run").code == 0
