@@ -1,6 +1,6 @@
-"""From degrees to ranks: the grids, the process groups of every axis, and the mesh laid over hosts.
+"""From degrees to ranks: the grids, the process groups of every axis, and the mesh placed on hosts.
 
-Pure NumPy, no processes. The innermost (last) axis of a grid has neighbouring ranks, so it lies in the fastest tier:
+Pure NumPy, no processes. The innermost (last) axis of a grid has consecutive ranks, so it uses the fastest tier:
 `ep` inside `dp_shard` inside `dp_replicate`; `mp_shard` inside `mp_replicate`.
 
     gemctl plan experiment=synthetic        # draws the groups of every axis, host by host
@@ -19,7 +19,7 @@ from gemctl.errors import GemctlError, InputError
 from gemctl.mesh.topology import EXPERT_SHARD, Axis, Topology
 
 Ranks = NDArray[np.int64]
-LISTED = 8  # most hosts that a message names
+LISTED = 8  # hosts that a message names at most
 
 
 def dense_grid(topology: Topology) -> Ranks:
@@ -52,8 +52,8 @@ def groups(topology: Topology) -> dict[str, Ranks]:
 
 @dataclass(frozen=True)
 class AxisGroups:
-    """The groups of one axis as a rule: each has `degree` ranks, `stride` apart; `starts`: the first rank of each, as
-    [rows, distance between rows, groups in a row]. `hosts`: how many hosts the narrowest and the widest one lies on.
+    """The groups of one axis as a rule: each has `degree` ranks, `stride` apart. `starts`: the first rank of each, as
+    [rows, distance between rows, groups per row]. `hosts`: how many hosts the narrowest and the widest group span.
     """
 
     axis: str
@@ -71,7 +71,7 @@ class AxisGroups:
 
 
 def axis_groups(topology: Topology) -> list[AxisGroups]:
-    """Every axis's groups (and, where there are experts to spread, those of `expert_shard`), outermost first.
+    """The groups of every axis, outermost first, and those of `expert_shard` if `ep` > 1.
 
     Hosts are counted as the launcher starts them, `ranks_per_node` ranks on each.
     """
@@ -86,7 +86,7 @@ def axis_groups(topology: Topology) -> list[AxisGroups]:
 def _axis_groups(axis: str, ranks: Ranks, stride: int, topology: Topology) -> AxisGroups:
     count, degree = ranks.shape
     hosts = 1 + (np.diff(ranks // topology.ranks_per_node, axis=1) != 0).sum(axis=1)
-    width = min(stride, count)  # groups begin at neighbouring ranks until the first one's second rank
+    width = min(stride, count)  # groups start at consecutive ranks up to the first group's second rank
     starts = (count // width, stride * degree, width)
     return AxisGroups(axis, degree, count, stride, starts, (int(hosts.min()), int(hosts.max())))
 
@@ -101,7 +101,7 @@ class HostReport:
 
 
 @dataclass(frozen=True)
-class LaidRank:
+class PlacedRank:
     """Where one rank runs."""
 
     rank: int
@@ -111,15 +111,15 @@ class LaidRank:
 
 @dataclass(frozen=True)
 class Mesh:
-    """A topology laid over hosts, the value of mesh.json. `hosts` are in mesh order, each has its slots' ranks."""
+    """A topology placed on hosts, the value of mesh.json. `hosts` are in mesh order, one rank per slot."""
 
     topology: Topology
     hosts: list[HostReport]
 
-    def ranks(self) -> list[LaidRank]:
+    def ranks(self) -> list[PlacedRank]:
         """Where every rank runs."""
         places = [(host.name, local) for host in self.hosts for local in range(host.slots)]
-        return [LaidRank(rank, name, local) for rank, (name, local) in enumerate(places)]
+        return [PlacedRank(rank, name, local) for rank, (name, local) in enumerate(places)]
 
     def ranks_by_host(self) -> dict[str, list[int]]:
         """Ranks by host, in the order of the mesh."""
@@ -129,15 +129,15 @@ class Mesh:
         return found
 
     def check_place(self, rank: int, world: int, host: str, local_rank: int) -> None:
-        """Raises MisplacedError unless `rank` of `world` was laid where it runs, as `local_rank` of `host`."""
+        """Raises MisplacedError unless the mesh places `rank` of `world` where it runs, as `local_rank` of `host`."""
         ranks = self.ranks()
         if world != len(ranks):
-            raise MisplacedError(f"rank {rank} is one of {world} ranks, the mesh was laid for {len(ranks)}")
+            raise MisplacedError(f"rank {rank} is one of {world} ranks, but the mesh has {len(ranks)}")
         place = ranks[rank]
         if (place.host, place.local_rank) != (host, local_rank):
             raise MisplacedError(
-                f"rank {rank} runs on {host} as its local rank {local_rank}; "
-                f"the mesh has it on {place.host} as local rank {place.local_rank}"
+                f"rank {rank} runs on {host} as local rank {local_rank}; "
+                f"the mesh places it on {place.host} as local rank {place.local_rank}"
             )
 
     def to_json(self) -> dict[str, Any]:
@@ -151,14 +151,14 @@ class Mesh:
 
 
 class MisplacedError(GemctlError):
-    """A rank runs elsewhere than the mesh has it."""
+    """A rank runs elsewhere than the mesh places it."""
 
 
-def lay(topology: Topology, hosts: Sequence[HostReport]) -> Mesh:
-    """The mesh over `hosts`: hosts in topology order (by address, number-aware; equal addresses as given, never by
-    name), each with its ranks contiguous. A pure function of its arguments.
+def place_on_hosts(topology: Topology, hosts: Sequence[HostReport]) -> Mesh:
+    """The mesh on `hosts` in topology order (by address, number-aware; equal addresses in the given order, never by
+    name), each with consecutive ranks. A pure function of its arguments.
 
-    Raises InputError if the hosts' slots are not the world, or two hosts have one name.
+    Raises InputError if the hosts' slots do not add up to the world, or two hosts share a name.
     """
     _check_hosts(topology, hosts)
     return Mesh(topology, sorted(hosts, key=lambda host: topology_key(host.address)))

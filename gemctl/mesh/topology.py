@@ -1,7 +1,7 @@
-"""Degrees of the 5D mesh as checked integers: the rules, all of them at once, and what `auto` stands for.
+"""Degrees of the 5D mesh: their rules, all checked at once, and what `auto` stands for.
 
-World = dp_replicate·dp_shard = mp_replicate·mp_shard; that product is the only coupling of the dense and the table
-side. `ep` re-carves `dp_shard`.
+World = dp_replicate·dp_shard = mp_replicate·mp_shard; that product is all that couples the dense side to the
+tables'. `ep` splits `dp_shard`.
 
     gemctl plan topology.dp_replicate=2 topology.mp_shard=3 launcher.ranks_per_node=4     # exit 2, says why
 """
@@ -16,7 +16,7 @@ from gemctl.errors import InputError
 
 
 class Axis(StrEnum):
-    """One way to spread work. Dense: the first two, with `ep` re-carving `dp_shard`; tables: the last two."""
+    """An axis of parallelism. The first two and `ep`, which splits `dp_shard`, are the dense part's."""
 
     DP_REPLICATE = "dp_replicate"
     DP_SHARD = "dp_shard"
@@ -26,9 +26,9 @@ class Axis(StrEnum):
 
 
 EXPERT_SHARD = "expert_shard"
-"""Group family over which experts' parameters are sharded: `dp_shard` less its `ep` part (dp_shard / ep ranks)."""
+"""The groups over which experts' parameters are sharded: `dp_shard` without its `ep` factor (dp_shard / ep ranks)."""
 WORLD = "world"
-"""Family of one group, all ranks: what they agree on in each step."""
+"""The single group of all ranks, for what they agree on in each step."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Topology:
 
 
 class Rule(StrEnum):
-    """What a topology must keep. A rule is judged only on operands that are legal themselves."""
+    """A constraint on the degrees. It is checked only if its operands are legal themselves."""
 
     SIZE = "size"
     WORLD = "world"
@@ -66,7 +66,7 @@ class Rule(StrEnum):
 
 @dataclass(frozen=True)
 class Violation:
-    """One broken rule with its numbers and the values that would be allowed."""
+    """One broken rule, with its numbers and the values that would be allowed."""
 
     rule: Rule
     message: str
@@ -79,8 +79,8 @@ AUTO = "auto"
 def resolve(topology: TopologyConfig, launcher: LauncherConfig, experts: int | None = None) -> Topology:
     """The topology that the configuration asks for.
 
-    `auto`: a side's one free degree takes what the other leaves; two free ones mean replicate = 1; `ep` takes the
-    largest degree that divides dp_shard, the experts and the ranks of a node (so it stays inside a host).
+    `auto`: one free degree of a side takes what the other leaves; two free ones mean replicate = 1; `ep` takes the
+    largest degree that divides dp_shard, the experts and the ranks per node (so it stays inside a host).
     `experts` is the model's number of experts (None: it has none). Raises InputError with every broken rule.
     """
     found, violations = check(topology, launcher, experts)
@@ -92,7 +92,7 @@ def resolve(topology: TopologyConfig, launcher: LauncherConfig, experts: int | N
 def check(
     topology: TopologyConfig, launcher: LauncherConfig, experts: int | None = None
 ) -> tuple[Topology | None, list[Violation]]:
-    """`resolve` without raising: the topology, or None and every broken rule (sizes first)."""
+    """As `resolve`, without raising: the topology, or None and every broken rule (sizes first)."""
     violations = _sizes(topology, launcher)
     started = _product([launcher.nodes, launcher.ranks_per_node])
     world = started if topology.world_size == AUTO else _legal(topology.world_size)
@@ -110,7 +110,7 @@ def check(
 
 @dataclass(frozen=True)
 class _Side:
-    """(replicate, shard) of one side, or None; and what is wrong with it."""
+    """(replicate, shard) of one side, or None, and its violations."""
 
     degrees: tuple[int, int] | None
     violations: list[Violation]

@@ -1,6 +1,6 @@
 """Embedding tables, and the way from a jagged batch to what the dense part reads.
 
-    lookup:  pooled, sequence = kjt_inputs(batch, spec, stride)
+    lookup:  pooled, sequence = kjt_inputs(batch, spec, padded_rows)
              embedded = gather(batch, spec, tables.pooled(pooled), tables.sequence(sequence))
 
 A table that some event sequence uses is looked up unpooled (`EmbeddingCollection`), every other one pooled
@@ -81,11 +81,11 @@ class Embedded:
 
 
 def kjt_inputs(
-    batch: Batch, spec: FeatureSpec, stride: int
+    batch: Batch, spec: FeatureSpec, padded_rows: int
 ) -> tuple[KeyedJaggedTensor | None, KeyedJaggedTensor | None]:
-    """Ids for the pooled and the sequence tables, `stride` ≥ len(batch) rows; rows past the batch are empty."""
+    """Ids for the pooled and the sequence tables, `padded_rows` ≥ len(batch) rows; rows past the batch are empty."""
     return tuple(  # type: ignore[return-value]
-        _kjt({name: _ids(batch, name) for table in tables for name in features_of(spec, table)}, stride)
+        _kjt({name: _ids(batch, name) for table in tables for name in features_of(spec, table)}, padded_rows)
         for tables in (spec.pooled_tables(), spec.sequence_tables())
     )
 
@@ -97,14 +97,14 @@ def _ids(batch: Batch, feature: str) -> Jagged:
     return Jagged(batch.sequences[sequence].ids[name], batch.sequences[sequence].offsets)
 
 
-def _kjt(ids: dict[str, Jagged], stride: int) -> KeyedJaggedTensor | None:
+def _kjt(ids: dict[str, Jagged], padded_rows: int) -> KeyedJaggedTensor | None:
     if not ids:
         return None
-    lengths = torch.zeros(len(ids), stride, dtype=torch.int64, device=next(iter(ids.values())).values.device)
+    lengths = torch.zeros(len(ids), padded_rows, dtype=torch.int64, device=next(iter(ids.values())).values.device)
     for row, jagged in zip(lengths, ids.values(), strict=True):
         row[: jagged.offsets.numel() - 1] = jagged.offsets.diff()
     values = torch.cat([jagged.values for jagged in ids.values()])
-    return KeyedJaggedTensor(keys=list(ids), values=values, lengths=lengths.view(-1), stride=stride)
+    return KeyedJaggedTensor(keys=list(ids), values=values, lengths=lengths.view(-1), stride=padded_rows)
 
 
 def gather(

@@ -24,7 +24,7 @@ from gemctl.specs.data import FeatureSpec
 
 @dataclass
 class ShardedModel:
-    """One rank's part of a model. `stride`: rows that each lookup pads to (see `ShardedTables`)."""
+    """One rank's part of a model. `padded_rows`: rows that each lookup pads to (see `ShardedTables`)."""
 
     dense: DenseModel
     tables: ShardedTables
@@ -56,10 +56,10 @@ class ShardedModel:
         logits: Tensor = self.dense(batch, embedded)
         return logits
 
-    def predict(self, batch: Batch, stride: int) -> Tensor:
+    def predict(self, batch: Batch, padded_rows: int) -> Tensor:
         """Logits float32 [B, T] without a graph. Collective."""
         with torch.no_grad():
-            return self.logits(batch, self.tables(batch, stride).leaves)
+            return self.logits(batch, self.tables(batch, padded_rows).leaves)
 
 
 def assemble(config: Config, spec: FeatureSpec, topology: Topology, device: torch.device) -> ShardedModel:

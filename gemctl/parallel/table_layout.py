@@ -1,4 +1,4 @@
-"""The plan's placement of tables in TorchRec's terms: environment, process groups, shards, and anchor tables.
+"""The plan's placement of tables in TorchRec's terms: environment, process groups, shards, and dummy tables.
 
     layout = TableLayout.make(topology, placements, device)
     sharded = layout.shard(tables.pooled, EmbeddingBagCollectionSharder(fused_params=fused))
@@ -29,7 +29,7 @@ from torchrec.distributed.sharding_plan import (
 from torchrec.distributed.types import ShardingEnv, ShardingEnv2D
 
 from gemctl.mesh.topology import Axis, Topology
-from gemctl.plan.tables import TablePlan, anchors, ranks_of_host
+from gemctl.plan.tables import TablePlan, dummy_tables, ranks_of_host
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class TableLayout:
     ranks: list[int]
     topology: Topology
     placements: Mapping[str, TablePlan]
-    anchors: list[TablePlan]
+    dummies: list[TablePlan]
     device: torch.device
     replica_group: dist.ProcessGroup | None  # ranks that hold the same shards; None: there is one replica
 
@@ -54,7 +54,7 @@ class TableLayout:
         world = dist.group.WORLD
         if world is None:
             raise RuntimeError("tables need an initialised process group")
-        added = anchors(placements.values())
+        added = dummy_tables(placements.values())
         by_host = any(placement.sharding == "table_row_wise" for placement in placements.values())
         if topology.mp_replicate == 1 and not by_host:
             ranks = list(range(topology.world_size))
@@ -70,9 +70,9 @@ class TableLayout:
         return TableLayout(env, dist.get_process_group_ranks(shards), topology, placements, added, device, replicas)
 
     def shard(self, module: Any, sharder: Any) -> Any:
-        """The sharded collection, anchors last. `module`: an EmbeddingBagCollection or EmbeddingCollection on meta."""
-        module = self._anchored(module)
-        placed = {**self.placements, **{anchor.name: anchor for anchor in self.anchors}}
+        """The sharded collection, dummies last. `module`: an EmbeddingBagCollection or EmbeddingCollection on meta."""
+        module = self._with_dummies(module)
+        placed = {**self.placements, **{dummy.name: dummy for dummy in self.dummies}}
         plan = construct_module_sharding_plan(
             module,
             {table.name: self._generator(placed[table.name]) for table in _configs(module)},
@@ -85,22 +85,22 @@ class TableLayout:
             self._to_global_ranks(parameter)
         return sharder.shard(module, plan, self.env, self.device)
 
-    def add_anchors(self, ids: KeyedJaggedTensor, lookup: str) -> KeyedJaggedTensor:
-        """`ids` with no id for each anchor of a lookup kind."""
-        names = [anchor.name for anchor in self.anchors if anchor.lookup == lookup]
+    def add_dummies(self, ids: KeyedJaggedTensor, lookup: str) -> KeyedJaggedTensor:
+        """`ids` with no id for each dummy of a lookup kind."""
+        names = [dummy.name for dummy in self.dummies if dummy.lookup == lookup]
         if not names:
             return ids
         none = torch.zeros(len(names) * ids.stride(), dtype=ids.lengths().dtype, device=ids.lengths().device)
         lengths = torch.cat([ids.lengths(), none])
         return KeyedJaggedTensor(keys=[*ids.keys(), *names], values=ids.values(), lengths=lengths, stride=ids.stride())
 
-    def _anchored(self, module: Any) -> Any:
+    def _with_dummies(self, module: Any) -> Any:
         pooled = isinstance(module, EmbeddingBagCollection)
-        added = [anchor for anchor in self.anchors if anchor.lookup == ("pooled" if pooled else "sequence")]
+        added = [dummy for dummy in self.dummies if dummy.lookup == ("pooled" if pooled else "sequence")]
         if not added:
             return module
         kind: Any = EmbeddingBagConfig if pooled else EmbeddingConfig
-        tables = [kind(anchor.rows, anchor.dim, name=anchor.name, feature_names=[anchor.name]) for anchor in added]
+        tables = [kind(dummy.rows, dummy.dim, name=dummy.name, feature_names=[dummy.name]) for dummy in added]
         return type(module)(tables=[*_configs(module), *tables], device=torch.device("meta"))
 
     def _generator(self, placement: TablePlan) -> Any:

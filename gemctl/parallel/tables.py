@@ -6,7 +6,7 @@ ids are appended before the lookup and dropped after it. The tables update insid
 up once, and their backward runs once, after all micro-batches of the dense part. And replicas see different rows, so
 each updates with its own rows alone and weights and optimizer state are averaged afterwards (arXiv 2508.03854):
 
-    looked_up = tables(batch, stride)      # exchange inside the group of mp_shard ranks
+    looked_up = tables(batch, padded_rows)      # exchange inside the group of mp_shard ranks
     tables.backward(looked_up)             # local update
     tables.sync(step)                      # average over mp_replicate, every `optim.tables.sync_every` steps
 """
@@ -29,7 +29,7 @@ from gemctl.model.embeddings import Embedded, Tables, gather, kjt_inputs
 from gemctl.model.init import InitRule
 from gemctl.parallel.init import Slice, fill
 from gemctl.parallel.table_layout import TableLayout
-from gemctl.plan.tables import ANCHOR, TablePlan
+from gemctl.plan.tables import DUMMY, TablePlan
 from gemctl.specs.data import FeatureSpec
 
 
@@ -74,12 +74,12 @@ class ShardedTables(nn.Module):
         self._replica_group = self._layout.replica_group
         self._storages = _storages(self.state().values()) if self._replicas > 1 else []
 
-    def forward(self, batch: Batch, stride: int) -> LookedUp:
-        """Looks up `batch`. `stride`: rows that every rank pads to, max(1, ⌈G/world⌉). Collective over mp_shard."""
-        pooled, sequence = kjt_inputs(batch, self.spec, stride)
+    def forward(self, batch: Batch, padded_rows: int) -> LookedUp:
+        """Looks up `batch`. Every rank pads to `padded_rows` = max(1, ⌈G/world⌉). Collective over mp_shard."""
+        pooled, sequence = kjt_inputs(batch, self.spec, padded_rows)
         # Both lookups are started before either is waited for.
-        pooled_out = self.pooled(self._layout.add_anchors(pooled, "pooled")) if pooled is not None else None
-        sequence_out = self.sequence(self._layout.add_anchors(sequence, "sequence")) if sequence is not None else None
+        pooled_out = self.pooled(self._layout.add_dummies(pooled, "pooled")) if pooled is not None else None
+        sequence_out = self.sequence(self._layout.add_dummies(sequence, "sequence")) if sequence is not None else None
         outputs = gather(batch, self.spec, pooled_out, sequence_out)
         return LookedUp(outputs, outputs.detached() if torch.is_grad_enabled() else outputs)
 
@@ -146,7 +146,7 @@ class ShardedTables(nn.Module):
             for parameter, slots in module.fused_optimizer.state_dict()["state"].items():
                 for slot, value in slots.items():
                     state[f"optim.{prefix}.{parameter}.{slot.rsplit('.', 1)[-1]}"] = value
-        return {key: value for key, value in state.items() if ANCHOR not in key}
+        return {key: value for key, value in state.items() if DUMMY not in key}
 
     def _modules_present(self) -> list[Any]:
         return [module for module in (self.pooled, self.sequence) if module is not None]

@@ -3,7 +3,7 @@
     gemctl plan experiment=synthetic
 
 A plan holds rules and rank classes, so its JSON is small at any world size, and its hash depends on the
-configuration, the feature spec and the data's footers alone; only `fit` looks at a machine.
+configuration, the feature spec and the data's footers only; only `fit` depends on the machine.
 """
 
 import dataclasses
@@ -32,12 +32,12 @@ from gemctl.specs.model import experts
 
 FORMAT = 1
 MOST, MOST_OF_A_RANK = 1 << 58, 1 << 45
-"""Elements or bytes of one thing, and bytes of one object on one rank, beyond which nothing is worth counting."""
+"""Parameters or bytes in total, and bytes of one object on one rank, beyond which a plan is refused uncounted."""
 
 
 @dataclass(frozen=True)
 class UnitPlan:
-    """One FSDP2 unit: parameters that are gathered together, and one rank's padded share of them."""
+    """One FSDP2 unit: the parameters gathered together, and one rank's padded share of them."""
 
     name: str
     parameters: int
@@ -46,7 +46,7 @@ class UnitPlan:
 
 @dataclass(frozen=True)
 class Compute:
-    """Useful FLOPs, forward 1 and backward 2, at the data's mean lengths. Time is measured, never guessed here."""
+    """Useful FLOPs, forward 1 and backward 2, at the data's mean lengths. Time is measured, not estimated."""
 
     flops_per_example: float
     flops_per_step: float
@@ -78,15 +78,15 @@ class Plan:
 
     @property
     def exit_code(self) -> int:
-        """What `gemctl plan` ends with: 3 if it does not fit."""
+        """Exit code of `gemctl plan`: 3 if it does not fit."""
         return DoesNotFit.exit_code if self.fits is False else 0
 
 
 def build(config: Config, spec: FeatureSpec, host: Host | None = None) -> Plan:
-    """The plan of a configuration, judged against `host` (default: this one) where the cluster group is silent.
+    """The plan of a configuration, checked against `host` (default: this one) if the cluster group sets no memory.
 
-    Raises InputError with all violations, and DoesNotFit for numbers beyond any machine. A plan that does not fit is
-    still a plan: `check_fits` refuses it.
+    Raises InputError with all violations, and DoesNotFit for numbers beyond any machine. A plan that merely does not
+    fit is returned: `check_fits` refuses it.
     """
     if problems := faults(config, spec):
         raise InputError(problems)
@@ -112,7 +112,7 @@ def build(config: Config, spec: FeatureSpec, host: Host | None = None) -> Plan:
 
 
 def faults(config: Config, spec: FeatureSpec | None) -> list[str]:
-    """Everything that keeps a configuration from having a plan; without `spec` what can be told without one."""
+    """Every reason why a configuration has no plan; without `spec`, those that need none."""
     topology, violations = check(config.topology, config.launcher, experts(config.model))
     problems = [violation.message for violation in violations]
     if spec is None:
@@ -153,7 +153,7 @@ def _inputs(config: Config, spec: FeatureSpec, facts: DataFacts) -> Inputs:
 def _countable(objects: list[MemoryObject]) -> list[MemoryObject]:
     huge = [item for item in objects if item.largest > MOST_OF_A_RANK]
     if huge:
-        text = "; ".join(f"{item.name}: {item.largest:.1e} bytes a rank ({item.formula})" for item in huge)
+        text = "; ".join(f"{item.name}: {item.largest:.1e} bytes per rank ({item.formula})" for item in huge)
         raise DoesNotFit(f"more than any machine has: {text}")
     return objects
 

@@ -1,7 +1,7 @@
-"""What the plan must know of the rows: how many, in row groups of what size, and how long the lists are on average.
+"""What the plan needs to know about the data: rows, row groups and the mean lengths of lists.
 
-Read from the Parquet footers (no row is read). Where the data is not there yet, histories count as full and a multi-
-valued feature as one id: the plan then says that it assumed so.
+Read from the Parquet footers (no row is read). If the data does not exist yet, the plan assumes full histories and one
+id per multi-valued feature, and says so.
 
     gemctl plan experiment=synthetic        # shows the mean lengths and where they come from
 """
@@ -29,17 +29,17 @@ class DataFacts:
     groups: int | None  # row groups of the whole data set; None: unknown
     mean_events: dict[str, float]
     mean_ids: dict[str, float]
-    largest_read: int = 0  # values of the needed columns in the row group that has most, before any cut; 0: unknown
+    largest_read: int = 0  # values of the needed columns in the largest row group, before any cut; 0: unknown
 
 
 def data_facts(data: DataConfig, spec: FeatureSpec) -> DataFacts:
-    """The facts of `data.train`; never fails: what cannot be read is assumed (reading it is the loader's job)."""
+    """The facts of `data.train`. Never fails: what cannot be read is assumed (the loader will report it)."""
     facts = _from_footers(data, spec)
     if facts is None:
         groups = -(-data.synthetic.rows // ROW_GROUP) if data.synthetic else None
         full = {sequence.name: float(sequence.max_length) for sequence in spec.sequences}
         single = {feature.name: 1.0 for feature in spec.categorical if feature.multi}
-        source = f"assumed: {shown(data.train)} is not there, every history is full"
+        source = f"assumed: {shown(data.train)} does not exist, every history is full"
         facts = DataFacts(source, ROW_GROUP, groups, full, single)
     if data.histories == "empty":
         facts = replace(facts, mean_events=dict.fromkeys(facts.mean_events, 0.0))
@@ -49,7 +49,7 @@ def data_facts(data: DataConfig, spec: FeatureSpec) -> DataFacts:
 def _from_footers(data: DataConfig, spec: FeatureSpec) -> DataFacts | None:
     try:
         footers, share = _footers(data.train)
-    except (InputError, OSError, ValueError):  # not there or not Parquet: pyarrow's errors are ValueErrors
+    except (InputError, OSError, ValueError):  # missing or not Parquet: pyarrow's errors are ValueErrors
         return None
     groups = [footer.row_group(number) for footer in footers for number in range(footer.num_row_groups)]
     rows = sum(group.num_rows for group in groups)
@@ -70,7 +70,7 @@ def _from_footers(data: DataConfig, spec: FeatureSpec) -> DataFacts | None:
 
 
 def _footers(url: DataPath) -> tuple[list[Any], float]:
-    """Footers of up to MAX_FILES files, and the share of all files that they are."""
+    """Footers of up to MAX_FILES files, and their share of all files."""
     from pyarrow import parquet  # noqa: PLC0415
 
     files = find_files(url).files
@@ -80,7 +80,7 @@ def _footers(url: DataPath) -> tuple[list[Any], float]:
 
 
 def _values(footer: Any, column: str) -> int | None:
-    """Values in a column, those of a list one by one; None where there is no such column."""
+    """Values in a column, counting each element of a list; None if there is no such column."""
     where = leaves(footer.schema.to_arrow_schema(), footer.num_columns).get(column)
     if where is None:
         return None

@@ -1,9 +1,9 @@
-"""How FSDP2 will shard the dense part: its units, and the bytes that each shard of a group holds.
+"""How FSDP2 shards the dense part: its units, the elements that each shard holds, and the modules of experts.
 
 FSDP2 cuts dim 0 of every parameter into chunks of ⌈rows/shards⌉ rows; storage is padded to full chunks, AdamW's state
-is not. A block of at least `UNIT_PARAMETERS` is gathered and freed alone; the rest is the root unit, which stays
-gathered from forward to the end of backward. Experts are stacked along dim 0, which `ep` cuts first: a rank then sees
-experts/ep of them, sharded over dp_shard/ep ranks, and each module of experts is a unit.
+is not. A block of at least `UNIT_PARAMETERS` is gathered and freed by itself; the rest is the root unit, which
+stays gathered from forward to the end of backward. Experts are stacked along dim 0, which `ep` cuts first: a rank
+then sees experts/ep of them, sharded over dp_shard/ep ranks, and each module of experts is a unit.
 
     gemctl plan experiment=synthetic        # "dense weights", "gradients", "AdamW state", "unsharded peak"
 """
@@ -22,7 +22,7 @@ from gemctl.specs.layout import layout
 from gemctl.specs.model import ModelConfig
 
 UNIT_PARAMETERS = 1 << 20
-"""A block below this many parameters costs more as a collective of its own than it saves in memory."""
+"""A smaller block would cost more as a collective of its own than it saves in memory."""
 
 CONTAINERS = ("events", "layers")  # children of the dense model that are never called themselves: their entries are
 ROOT = "root"
@@ -48,7 +48,7 @@ class Unit:
 
     @property
     def parameters(self) -> int:
-        """Elements of the model that this unit stands for."""
+        """Elements of the model in this unit, on all ranks of an `ep` group."""
         return self.numel * self.ep
 
     @property
@@ -58,7 +58,7 @@ class Unit:
         return sum(-(-shape[dim] // self.shards) * (math.prod(shape) // shape[dim]) for shape, dim in cuts)
 
     def held(self) -> NDArray[np.int64]:
-        """int64 [dp_shard]: elements of the parameters that each shard really holds (the last ones may be short)."""
+        """int64 [dp_shard]: elements that each shard holds without padding (the last ones may be short)."""
         total = np.zeros(self.shards, np.int64)
         for shape, dim in zip(self.shapes, self.dims, strict=True):
             chunk, row = -(-shape[dim] // self.shards), math.prod(shape) // shape[dim]
@@ -71,7 +71,7 @@ class Unit:
 def cut_dim(stacked: Shape, shards: int) -> int:
     """The dimension of stacked experts [experts, rows, …] that FSDP2 cuts into `shards`: 0, or 1 if only that is even.
 
-    Whole experts are fewer than shards as a rule, so a cut along dim 0 would leave ranks without any.
+    There are usually fewer experts than shards, so a cut along dim 0 would leave ranks without any.
     """
     return 1 if stacked[0] % shards and len(stacked) > 1 and stacked[1] % shards == 0 else 0
 
@@ -116,7 +116,9 @@ def block_of(parameter: str) -> str:
 
 @dataclass(frozen=True)
 class ExpertModule:
-    """Tokens of one row that it reads and makes. The first `early` of `inputs` are there when its layer begins."""
+    """A module of experts: the tokens of a row that it reads and makes. The first `early` inputs exist when its layer
+    begins.
+    """
 
     name: str
     inputs: int
@@ -125,7 +127,7 @@ class ExpertModule:
 
 
 def expert_modules(model: ModelConfig, spec: FeatureSpec) -> list[ExpertModule]:
-    """All of them, by their names in the dense part, in the order in which they run."""
+    """All modules of experts, by their names in the dense part, in the order in which they run."""
     return [
         ExpertModule(
             f"layers.{index}.interaction.members.{number}",

@@ -13,17 +13,17 @@ from gemctl.config.schema import MOST_NODES, Config
 from gemctl.errors import DoesNotFit, InputError
 from gemctl.mesh.topology import Topology, divisors
 from gemctl.plan.memory import DEVICE, HOST, HOST_RESERVE, MemoryObject, RankClass, device_total, totals
-from gemctl.units import binary
+from gemctl.units import binary, plural
 
 USABLE = 0.9
-"""Share of memory that a plan may fill: the rest is the system's, page cache and what the estimates miss."""
+"""Share of memory that a plan may fill; the rest is for the system, the page cache and what the estimates miss."""
 
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes wanted of one pool of memory ("host0's memory", "a GPU's memory") and what it has; None: unknown.
+    """Bytes needed from one pool of memory ("host0", "the fullest GPU") and its size; None: unknown.
 
-    `note`: why it is this pool.
+    `note`: why this pool.
     """
 
     pool: str
@@ -39,7 +39,7 @@ class Need:
 
 @dataclass(frozen=True)
 class Fit:
-    """`fits`: None where a pool is unknown. `message` names rank class, largest objects and a change, else is empty."""
+    """`fits`: None if a pool's size is unknown. `message`: of a plan that does not fit, else empty."""
 
     fits: bool | None
     needs: list[Need]
@@ -48,7 +48,7 @@ class Fit:
 
 @dataclass(frozen=True)
 class Memory:
-    """The cluster's memory in bytes; None: unknown. `shared_by`: hosts of the plan that share one machine."""
+    """Memory per host and per GPU in bytes; None: unknown. `shared_by`: hosts of the plan that share one machine."""
 
     host: int | None
     gpu: int | None
@@ -56,7 +56,7 @@ class Memory:
 
 
 def cluster_memory(config: Config, host: Host | None = None) -> Memory:
-    """What the configuration says, else what this machine has (where the local launcher runs every host)."""
+    """As configured, else that of this machine (on which the local launcher runs every host)."""
     if config.launcher.kind == "slurm":
         return _elsewhere(config)
     wants_gpu = config.cluster.device == "cuda" and config.cluster.gpu is None
@@ -72,7 +72,7 @@ def cluster_memory(config: Config, host: Host | None = None) -> Memory:
 
 
 def _elsewhere(config: Config) -> Memory:
-    """What the configuration says of a scheduler's nodes: this machine is none of them."""
+    """As configured: this machine is none of the scheduler's nodes."""
     slurm = config.launcher.slurm
     host = None if slurm is None or slurm.memory_gb is None else int(slurm.memory_gb * catalogue.GIB)
     if config.cluster.memory_gb is not None:
@@ -81,14 +81,14 @@ def _elsewhere(config: Config) -> Memory:
 
 
 def needs(objects: list[MemoryObject], topology: Topology, config: Config, memory: Memory) -> list[Need]:
-    """Every pool's need: the fullest host's (or this machine's), and the fullest GPU's."""
+    """The needs of the fullest host (or of this machine) and of the fullest GPU."""
     cuda = config.cluster.device == "cuda"
     ranks = totals(objects, topology, HOST if cuda else None)
     hosts = ranks.reshape(-1, topology.ranks_per_node).sum(axis=1) + HOST_RESERVE
     shared = memory.shared_by > 1
     worst = int(hosts.argmax())
-    pool = f"this machine ({memory.shared_by} hosts' ranks)" if shared else f"host{worst}"
-    note = "all hosts' ranks, as cluster.memory_gb, a host's memory, is not set" if shared else ""
+    pool = f"this machine (ranks of {memory.shared_by} hosts)" if shared else f"host{worst}"
+    note = "the ranks of all hosts, as cluster.memory_gb (memory per host) is not set" if shared else ""
     found = [Need(pool, int(hosts.sum() if shared else hosts[worst]), memory.host, note)]
     if cuda:
         found.append(Need("the fullest GPU", int(totals(objects, topology, DEVICE).max()), memory.gpu))
@@ -96,7 +96,7 @@ def needs(objects: list[MemoryObject], topology: Topology, config: Config, memor
 
 
 def judge(found: list[Need]) -> bool | None:
-    """False if a pool overflows, else None if one is unknown, else True."""
+    """False if any pool overflows, else None if any is unknown, else True."""
     verdicts = [need.fits for need in found]
     return False if False in verdicts else None if None in verdicts else True
 
@@ -113,15 +113,15 @@ def explain(found: list[Need], heaviest: RankClass, objects: list[MemoryObject],
     parts = ", ".join(f"{name} {binary(size)}" for name, size in largest)
     total = device_total(heaviest, objects)
     lines.append(
-        f"heaviest rank class (rank {heaviest.first_rank}, {heaviest.ranks} of its kind): {binary(heaviest.total)} "
-        f"a rank, {binary(total)} of it on its device; largest: {parts}"
+        f"heaviest rank class (first rank {heaviest.first_rank}, {plural(heaviest.ranks, 'rank')}): "
+        f"{binary(heaviest.total)} per rank, {binary(total)} of it on the device; largest: {parts}"
     )
     lines.append(f"nearest change that fits: {change}" if change else "no single change of the configuration fits")
     return "\n".join(lines)
 
 
 def nearest_change(config: Config, fits: Callable[[Config], bool]) -> str | None:
-    """The first single change that fits; those that leave the loss curve as it is come first."""
+    """The first single change that fits; changes that keep the loss curve are tried first."""
     for text, changed in _changes(config):
         try:
             if fits(changed):

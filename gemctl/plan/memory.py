@@ -1,8 +1,8 @@
-"""Bytes of every object of a training step, per rank, by formulas that are printed with them.
+"""Bytes per rank of every object of a training step, by formulas that the plan prints; ranks with equal bytes.
 
 Sharded objects are exact (a test compares them with FSDP2's and TorchRec's storage); activations, inputs and the
-reserve are estimates from the data's mean lengths. An object's bytes vary along one axis at most, and are kept run by
-run along it, so a plan for 16,384 ranks stays small.
+reserve are estimates from the data's mean lengths. An object's bytes vary along at most one axis and are run-length
+encoded along it, so a plan for 16,384 ranks stays small.
 
     gemctl plan experiment=synthetic
 """
@@ -18,23 +18,24 @@ from gemctl.data.footers import READ_BYTES
 from gemctl.mesh.topology import Axis, Topology
 from gemctl.plan.data_facts import DataFacts
 from gemctl.plan.dense import Unit, expert_modules
-from gemctl.plan.tables import FLOAT, TablePlan, anchors, state_floats
+from gemctl.plan.tables import FLOAT, TablePlan, dummy_tables, state_floats
 from gemctl.specs.count import activation_floats
 from gemctl.specs.data import FeatureSpec
 
 MIB = 1 << 20
 RESERVE = {"cpu": 256 * MIB, "cuda": 2048 * MIB}
-"""Of a rank: cpu: pages written since the fork, buffers of kernels, the start's peak measurement, allocator slack (with
-it a rank of the main job grew to 1.04 × its plan); cuda: context, NCCL and allocator slack (assumed, not measured)."""
+"""Per rank. cpu: pages written since the fork, kernels' buffers, the peak measurement at start, allocator slack (a rank
+of experiment=synthetic grew to 1.04 × its plan with it); cuda: context, NCCL and allocator slack (assumed, not
+measured)."""
 HOST_RESERVE = 512 * MIB
-"""Of a host: the agent with torch and torchrec imported (0.29 GiB, shared by its forked ranks), and the launcher."""
+"""Per host: the agent with torch and torchrec imported (0.29 GiB, shared by its forked ranks), and the launcher."""
 
 DEVICE, HOST = "device", "host"
 
 
 @dataclass(frozen=True)
 class MemoryObject:
-    """Bytes of one object on each rank. `runs`: [ranks, bytes] one after the other along `axis`; one run if None.
+    """Bytes of one object on each rank. `runs`: [ranks, bytes] pairs in order along `axis`; a single run if it is None.
 
     `place`: "device" (the accelerator; main memory on CPU) or "host". `estimate`: not an exact count.
     """
@@ -47,12 +48,12 @@ class MemoryObject:
     estimate: bool = False
 
     def along(self) -> NDArray[np.int64]:
-        """int64 [degree of axis] (or [1]): bytes by index on the axis."""
+        """int64 [degree of axis] (or [1]): bytes by index along the axis."""
         counts, values = np.array(self.runs, np.int64).T
         return np.repeat(values, counts)
 
     def at(self, rank: int) -> int:
-        """Bytes on one rank: both axes are the innermost of their grids, so the runs repeat from rank 0 on."""
+        """Bytes on one rank: both axes are the innermost of their grids, so the runs repeat from rank 0."""
         index = rank % sum(count for count, _ in self.runs)
         return next(size for end, size in self._ends() if index < end)
 
@@ -64,12 +65,12 @@ class MemoryObject:
 
     @property
     def largest(self) -> int:
-        """Bytes on the rank that has most."""
+        """Bytes on the rank that holds most."""
         return max(size for _, size in self.runs)
 
 
 def run_lengths(values: NDArray[np.int64]) -> list[list[int]]:
-    """[[count, value], …] of equal neighbours."""
+    """[[count, value], …] of runs of equal values."""
     edges = np.flatnonzero(np.diff(values)) + 1
     starts = np.concatenate([[0], edges])
     counts = np.diff(np.concatenate([starts, [len(values)]]))
@@ -78,7 +79,7 @@ def run_lengths(values: NDArray[np.int64]) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What the formulas read."""
+    """Inputs of the formulas."""
 
     config: Config
     spec: FeatureSpec
@@ -89,7 +90,7 @@ class Inputs:
 
     @property
     def rows(self) -> int:
-        """Rows of a global batch on the rank that has most."""
+        """Rows of a global batch on the rank that gets most."""
         return -(-self.config.train.global_batch // self.topology.world_size)
 
     @property
@@ -126,7 +127,7 @@ def _dense(given: Inputs) -> list[MemoryObject]:
         MemoryObject("dense gradients", DEVICE, axis, [[shards, padded * FLOAT]], chunks),
         MemoryObject(
             "AdamW state", DEVICE, axis, run_lengths(held * 2 * FLOAT + count * FLOAT),
-            "two moments of the shard's own rows · 4, and 4 a tensor",
+            "two moments of the shard's own rows · 4, and 4 per tensor",
         ),
         _unsharded(given),
     ]  # fmt: skip
@@ -138,7 +139,7 @@ def _unsharded(given: Inputs) -> MemoryObject:
     weights = (root.numel + min(2, len(blocks)) * largest) * given.compute_bytes
     micro = given.config.train.accumulate > 1
     gradients = sum(unit.numel for unit in given.units) if micro else root.numel + largest
-    # Of the blocks two are gathered, as one is prefetched. Unreduced gradients of micro-batches are kept whole.
+    # Two blocks are gathered, because one is prefetched. Unreduced gradients of micro-batches are kept whole.
     formula = f"weights: root + 2 largest blocks; gradients: {'all' if micro else 'root + 1 block'}"
     return _same("unsharded peak", weights + gradients * FLOAT, formula)
 
@@ -147,7 +148,7 @@ def _tables(given: Inputs) -> list[MemoryObject]:
     shards, axis = given.topology.mp_shard, Axis.MP_SHARD.value
     rows = np.zeros(shards, np.int64)
     floats = np.zeros(shards, np.int64)
-    for table in [*given.tables.values(), *anchors(given.tables.values())]:
+    for table in [*given.tables.values(), *dummy_tables(given.tables.values())]:
         held = table.rows_by_shard(shards)
         rows += held
         floats += held * table.dim
@@ -178,8 +179,8 @@ def _working(given: Inputs) -> list[MemoryObject]:
 
 
 def _gathered(given: Inputs) -> list[MemoryObject]:
-    """What experts spread over `ep` keep beside the other activations: their inputs are the whole group's rows. (Each
-    rank has 1/ep of the experts for ep times the rows, so what they make of them is counted already.)"""
+    """Inputs of experts spread over `ep`, kept for the whole group's rows. (A rank runs 1/ep of the experts on ep times
+    the rows, so what they compute is counted already.)"""
     ep, modules = given.topology.ep, expert_modules(given.config.model, given.spec)
     if ep == 1:
         return []
@@ -203,14 +204,14 @@ BUFFERS = "max of: largest unit, table outputs sent and received"
 def _buffers(given: Inputs) -> float:
     dense = max(unit.padded * unit.shards * FLOAT if unit.shards > 1 else 0 for unit in given.units)
     pooled = sum(feature.table in set(given.spec.pooled_tables()) for feature in given.spec.categorical)
-    # Row-wise pooled tables make partial sums for the rows of the whole table group before they are reduced.
+    # Row-wise pooled tables compute partial sums for the rows of the whole table group before these are reduced.
     partial = pooled * given.rows * given.topology.mp_shard * given.config.model.dim
     return max(dense, (_embedded_floats(given) + partial) * FLOAT)
 
 
 def _staging(sharded: list[MemoryObject], replicas: int) -> MemoryObject:
-    """The stager's cached copy of what a rank writes to a checkpoint: all that it holds of the dense part, and of the
-    tables its share of the shard that `replicas` ranks hold. The total varies along both sides, so its largest counts.
+    """The stager's cached copy of what a rank writes to a checkpoint: all of its dense part, and its share of the table
+    shard that `replicas` ranks hold. The total varies along two axes, so the largest is counted everywhere.
     """
     dense, tables = {"dense weights", "AdamW state"}, {"tables", "tables' AdaGrad state"}
     size = sum(item.largest for item in sharded if item.name in dense)
@@ -235,11 +236,11 @@ def _data(given: Inputs) -> list[MemoryObject]:
 
 
 def _row_groups(held: int, facts: DataFacts, per_row: float) -> MemoryObject:
-    """Those held after the cut to `max_length`, or, where that is more, the largest one while it is read whole."""
+    """Those held after the cut to `max_length`, or, if larger, the largest one while it is read whole."""
     kept, read = held * facts.group_rows * per_row, facts.largest_read * READ_BYTES
     formula = f"{held} row groups · {facts.group_rows} rows · {per_row:.0f} bytes"
     if read > kept:
-        formula = f"{facts.largest_read} values of the largest row group · {READ_BYTES} bytes, as it is read whole"
+        formula = f"{facts.largest_read} values of the largest row group · {READ_BYTES} bytes, which is read whole"
     return _same("row groups read", max(kept, read), formula, HOST, True)
 
 
@@ -258,12 +259,12 @@ def _reserve(given: Inputs) -> MemoryObject:
     return _same("reserve", RESERVE[device], f"fixed, for a {device} rank", estimate=True)
 
 
-MOST_CLASSES = 16  # that a plan lists, heaviest first
+MOST_CLASSES = 16  # listed in a plan, heaviest first
 
 
 @dataclass(frozen=True)
 class RankClass:
-    """`ranks` ranks, the first of them `first_rank`; bytes by object; `total` is their sum."""
+    """`ranks` ranks with equal bytes of every object, the first of them `first_rank`; `total`: the sum of `bytes`."""
 
     first_rank: int
     ranks: int
@@ -273,15 +274,15 @@ class RankClass:
 
 @dataclass(frozen=True)
 class RankClasses:
-    """The heaviest classes, and how many there are in all."""
+    """The heaviest classes, and the number of classes."""
 
     count: int
     listed: list[RankClass]
 
 
 def totals(objects: list[MemoryObject], topology: Topology, place: str | None = None) -> NDArray[np.int64]:
-    """int64 [world]: bytes of all objects (of one place) on every rank."""
-    sums: dict[int, NDArray[np.int64]] = {}  # by length, so that few arrays are as long as the world
+    """int64 [world]: bytes of all objects (or those of one place) on every rank."""
+    sums: dict[int, NDArray[np.int64]] = {}  # by length, so that few arrays have the length of the world
     for item in objects:
         if place is None or item.place == place:
             along = item.along()
@@ -306,7 +307,7 @@ def rank_classes(objects: list[MemoryObject], topology: Topology) -> RankClasses
 
 
 def _kinds(objects: list[MemoryObject]) -> NDArray[np.int64]:
-    """int64 [degree of the objects' axis]: equal numbers where all of the objects have equal bytes."""
+    """int64 [degree of the objects' axis]: equal numbers where all objects have equal bytes."""
     ends = [np.cumsum([count for count, _ in item.runs]) for item in objects]
     edges = np.unique(np.concatenate(ends))  # between two of them no object changes
     values = [
@@ -323,5 +324,5 @@ def _class(objects: list[MemoryObject], topology: Topology, rank: int, ranks: in
 
 
 def device_total(rank_class: RankClass, objects: list[MemoryObject]) -> int:
-    """Bytes of a class that lie on the device."""
+    """Bytes of a class on the device."""
     return sum(rank_class.bytes[item.name] for item in objects if item.place == DEVICE)

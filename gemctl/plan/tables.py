@@ -1,13 +1,13 @@
-"""Where the rows of every embedding table lie inside one replica of the tables, as TorchRec will put them.
+"""Placement of every embedding table's rows within one replica of the tables, in TorchRec's layouts.
 
 - row_wise: shard s of n holds rows [s·b, (s+1)·b) with b = ⌈rows/n⌉ (TorchRec's rule: the last shards may be short or
   empty).
 - table_row_wise: the same over the ranks of one host of the group; for tables that are looked up pooled.
 - table_wise: whole on one rank.
 
-Tables of the last two kinds go, largest first, to the host or rank with the fewest bytes, so the placement is the same
-on every machine. A row lies whole on one rank in all three, as row-wise AdaGrad keeps one number a row: other kinds
-would change the result with the layout (the schema of `topology.tables` says how).
+Tables of the last two kinds are placed largest first on the host or rank with the fewest bytes, so the placement is
+the same on every machine. All three keep each row whole on one rank, because row-wise AdaGrad keeps one number per
+row: with other kinds the result would depend on the layout (see the schema of `topology.tables`).
 
     gemctl plan experiment=synthetic topology.tables.user=table_wise
 """
@@ -26,14 +26,14 @@ from gemctl.mesh.topology import Topology
 from gemctl.specs.data import FeatureSpec
 
 FLOAT = 4  # FBGEMM's tables and their optimizer state are fp32
-ANCHOR = "anchor/"  # begins the name of a table that `anchors` adds; a spec's names have no "/"
+DUMMY = "dummy/"  # begins the name of a table that `dummy_tables` adds; a spec's names have no "/"
 
 
 @dataclass(frozen=True)
 class TablePlan:
-    """One table: shards 0 … ranks−1 lie on ranks first_rank … of a group of mp_shard ranks.
+    """One table: shards 0 … ranks−1 are on ranks first_rank … of a group of mp_shard ranks.
 
-    A row-wise table is cut over all of the group, a table-row-wise one over the ranks of one host, a table-wise one
+    A row-wise table is sharded over the whole group, a table-row-wise one over the ranks of one host, a table-wise one
     (ranks = 1) not at all.
     """
 
@@ -61,7 +61,7 @@ def row_block(rows: int, shards: int) -> int:
 
 
 def blocks(rows: int, shards: int) -> NDArray[np.int64]:
-    """int64 [shards]: rows of each shard: full ones, perhaps a short one, empty ones."""
+    """int64 [shards]: rows of each shard: full ones, possibly a short one, then empty ones."""
     block = row_block(rows, shards)
     full, rest = divmod(rows, block)
     held = np.zeros(shards, np.int64)
@@ -76,12 +76,12 @@ def fills(rows: int, shards: int) -> bool:
 
 
 def ranks_of_host(topology: Topology) -> int:
-    """Ranks of a table group on one host; groups are runs of neighbouring ranks."""
+    """Ranks of a table group on one host; groups consist of consecutive ranks."""
     return min(topology.ranks_per_node, topology.mp_shard)
 
 
 def place(spec: FeatureSpec, config: Config, topology: Topology) -> dict[str, TablePlan]:
-    """The plan of every table, in the spec's order. Raises InputError for what topology.tables cannot mean."""
+    """The placement of every table, in the spec's order. Raises InputError if topology.tables is impossible."""
     kinds: dict[str, str] = {table.name: config.topology.table_sharding for table in spec.tables}
     kinds |= {name: kind for name, kind in config.topology.tables.items() if name in kinds}
     if problems := [*_unknown(spec, config), *_not_on_one_host(spec, config, topology, kinds)]:
@@ -121,21 +121,21 @@ def place(spec: FeatureSpec, config: Config, topology: Topology) -> dict[str, Ta
 
 
 def state_floats(config: Config) -> int:
-    """Numbers that the tables' optimizer keeps for a row."""
+    """Numbers that the tables' optimizer keeps per row."""
     return 1 if config.optim.tables.kind == "rowwise_adagrad" else 0
 
 
-def anchors(tables: Iterable[TablePlan]) -> list[TablePlan]:
-    """Tables of one row a rank that nothing looks up, to be put last where a table leaves ranks without rows.
+def dummy_tables(tables: Iterable[TablePlan]) -> list[TablePlan]:
+    """Tables with one row per rank that nothing looks up, added last where a table leaves ranks without rows.
 
-    FBGEMM's CPU backward fails on a rank whose last table of a kind has no rows. One for each lookup and sharding
-    kind, and for each host of a table-row-wise one.
+    FBGEMM's CPU backward fails on a rank whose last table of a kind has no rows. One per lookup and sharding kind, and
+    per host for table-row-wise ones.
     """
     found = {}
     for table in tables:
         place = (table.lookup, table.sharding, table.first_rank)
         if not fills(table.rows, table.ranks):
-            name = f"{ANCHOR}{table.sharding}{table.first_rank}"
+            name = f"{DUMMY}{table.sharding}{table.first_rank}"
             state = table.state_bytes // table.rows * table.ranks
             weights = table.ranks * table.dim * FLOAT
             found[place] = TablePlan(
@@ -147,16 +147,16 @@ def anchors(tables: Iterable[TablePlan]) -> list[TablePlan]:
 
 @dataclass(frozen=True)
 class Replication:
-    """What replicas of the tables cost. Bytes: weights and optimizer state."""
+    """What replicas of the tables cost, in bytes of weights and optimizer state."""
 
     replicas: int
     replica_bytes: int  # of one replica, over its group of ranks
-    added_bytes: int  # on a rank on average, above one replica over the whole world: S·(M−1)/T
-    imbalance: float  # the fullest rank's bytes by the mean's
+    added_bytes: int  # per rank on average, beyond one replica over the whole world: S·(M−1)/T
+    imbalance: float  # the fullest rank's bytes over the mean
 
 
 def replication(tables: Mapping[str, TablePlan], topology: Topology) -> Replication:
-    """The figures of a plan's tables."""
+    """The costs of a plan's tables."""
     held = np.zeros(topology.mp_shard, np.int64)
     for table in tables.values():
         held += table.rows_by_shard(topology.mp_shard) * ((table.weight_bytes + table.state_bytes) // table.rows)
@@ -175,25 +175,25 @@ def _unknown(spec: FeatureSpec, config: Config) -> list[str]:
 
 
 def _not_on_one_host(spec: FeatureSpec, config: Config, topology: Topology, kinds: Mapping[str, str]) -> list[str]:
-    """Why tables cannot be cut over the ranks of one host."""
+    """Why tables cannot be sharded over the ranks of one host."""
     wanted = _of_kind(kinds, "table_row_wise")
     unpooled = set(spec.sequence_tables())
     problems = [
-        f"{_key(name, config)}=table_row_wise: events look {name} up unpooled, and TorchRec cuts only pooled tables "
-        f"over one host: topology.tables.{name}=row_wise"
+        f"{_key(name, config)}=table_row_wise: event sequences look up {name} unpooled, and TorchRec shards only "
+        f"pooled tables over one host: use topology.tables.{name}=row_wise"
         for name in wanted
         if name in unpooled
     ]
     if wanted and topology.mp_shard % ranks_of_host(topology):
         problems.append(
             f"table_row_wise ({', '.join(wanted)}): a table group of topology.mp_shard = {topology.mp_shard} ranks "
-            f"does not fill hosts of {topology.ranks_per_node}: use row_wise, or a multiple of "
+            f"does not fill whole hosts of {topology.ranks_per_node} ranks: use row_wise, or a multiple of "
             f"{topology.ranks_per_node} ranks"
         )
     elif wanted and topology.ranks_per_node % ranks_of_host(topology):
         problems.append(
             f"table_row_wise ({', '.join(wanted)}): table groups of topology.mp_shard = {topology.mp_shard} ranks "
-            f"cross the borders of hosts of {topology.ranks_per_node}: use row_wise"
+            f"span parts of several hosts of {topology.ranks_per_node} ranks: use row_wise"
         )
     return problems
 
@@ -208,7 +208,7 @@ def _of_kind(kinds: Mapping[str, str], kind: str) -> list[str]:
 
 def _pack(tables: list[tuple[str, int]], load: NDArray[np.int64]) -> dict[str, int]:
     """Largest first on the least loaded shard; equal sizes by name, equal loads to the lowest shard."""
-    # Of n tables each goes to one of the n shards that are least loaded at the start.
+    # Each of n tables goes to one of the n shards that are least loaded at the start.
     least = np.argsort(load, kind="stable")[: len(tables)].tolist()
     heap = [(int(load[shard]), shard) for shard in least]
     heapq.heapify(heap)

@@ -16,16 +16,16 @@ from gemctl.mesh.groups import groups
 from gemctl.mesh.topology import EXPERT_SHARD, WORLD, Axis
 from gemctl.plan.dense import ROOT, Unit, expert_modules
 from gemctl.plan.memory import Inputs
-from gemctl.plan.tables import FLOAT, TablePlan, anchors, ranks_of_host, state_floats
+from gemctl.plan.tables import FLOAT, TablePlan, dummy_tables, ranks_of_host, state_floats
 
 INT = 8
 CLOCKS, CLOCKS_EVERY = 11, 5  # of each rank, and steps between two tellings of them
-ON_HOST = "mp_shard host"  # the part of an mp_shard group that lies on one host: counted as mp_shard
+ON_HOST = "mp_shard host"  # the part of an mp_shard group on one host: counted as mp_shard
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """One collective of an axis: calls per step, bytes that a rank sends per step, and the slowest tier it crosses."""
+    """A collective on one axis: calls per step, bytes that a rank sends per step, and the slowest tier crossed."""
 
     axis: str
     collective: str
@@ -75,7 +75,7 @@ def _dense(given: Inputs) -> list[Row]:
 
 
 def _sharded(given: Inputs, units: list[Unit], axis: str, what: str) -> list[Row]:
-    """FSDP2's collectives of units that are cut over one group."""
+    """FSDP2's collectives for units that are sharded over one group."""
     if not units or units[0].shards == 1:
         return []
     # Blocks are gathered again for backward; the root stays gathered.
@@ -92,8 +92,8 @@ def _sharded(given: Inputs, units: list[Unit], axis: str, what: str) -> list[Row
 def _exchanges(given: Inputs) -> list[Row]:
     """Activations of the experts: inputs gathered and outputs summed over `ep`, and the mirror for backward.
 
-    The tokens that are there when a layer begins are gathered first, while its sequence blocks run. A layer that is
-    computed anew gathers and sums anew.
+    The tokens that exist when a layer begins are gathered first, while its sequence blocks run. A recomputed layer
+    gathers and sums again.
     """
     modules = expert_modules(given.config.model, given.spec)
     micro, config = given.config.train.accumulate, given.config
@@ -128,9 +128,9 @@ def _exchange(given: Inputs, lookup: str, sharding: str, tables: list[TablePlan]
     shards, dim = given.topology.mp_shard, given.config.model.dim
     share, axis = (shards - 1) / shards, Axis.MP_SHARD.value
     features, ids = _looked_up(given, {table.name for table in tables})
-    features += len(anchors(tables))
+    features += len(dummy_tables(tables))
     what = f"{lookup} {sharding.replace('_', '-')}"
-    copies = max(table.ranks for table in tables)  # ranks that hear of one feature of one row
+    copies = max(table.ranks for table in tables)  # ranks that receive the ids of a feature of a row
     lengths = features * given.rows * INT * copies * share
     rows: list[Row] = [
         (axis, "all-to-all", f"ids, {what}", 3, lengths + ids * INT * share + 2 * INT * (shards - 1)),
@@ -138,10 +138,10 @@ def _exchange(given: Inputs, lookup: str, sharding: str, tables: list[TablePlan]
     if lookup == "sequence" or sharding == "table_wise":
         size = (ids if lookup == "sequence" else given.rows * features) * dim * FLOAT * share
         return [*rows, *((axis, "all-to-all", f"{name}, {what}", 1, size) for name in ("outputs", "output gradients"))]
-    # Partial sums for the rows of the whole group are reduced over the ranks that share a table, then sent to their
-    # rows' ranks: with row-wise tables one group does both.
+    # Partial sums for the rows of the whole group are reduced over the ranks that share a table, then sent to the ranks
+    # of these rows: with row-wise tables one collective does both.
     hosts = shards // copies
-    own = features / hosts * given.rows * dim * FLOAT  # for the rows of one rank, of the tables of one host
+    own = features / hosts * given.rows * dim * FLOAT  # for one rank's rows and one host's tables
     size = (copies - 1) * hosts * own
     within = axis if sharding == "row_wise" else ON_HOST
     rows += [(within, "reduce-scatter", f"outputs, {what}", 1, size),
@@ -153,7 +153,7 @@ def _exchange(given: Inputs, lookup: str, sharding: str, tables: list[TablePlan]
 
 
 def _average(given: Inputs) -> Row:
-    """The all-reduce of every fused kernel's weights and optimizer state; calls and bytes on average over the steps."""
+    """The all-reduce of every fused kernel's weights and optimizer state; calls and bytes averaged over the steps."""
     shards, replicas, every = given.topology.mp_shard, given.topology.mp_replicate, given.config.optim.tables.sync_every
     slots = state_floats(given.config)
     held = np.zeros(shards, np.int64)
@@ -162,7 +162,7 @@ def _average(given: Inputs) -> Row:
     for table in given.tables.values():
         kind = (table.lookup, table.sharding)
         kinds[kind] = kinds.get(kind, False) | (table.rows_by_shard(shards) > 0)
-    for table in [*given.tables.values(), *anchors(given.tables.values())]:
+    for table in [*given.tables.values(), *dummy_tables(given.tables.values())]:
         held += table.rows_by_shard(shards) * (table.dim + slots) * FLOAT
     for present in kinds.values():
         kernels += present
@@ -188,7 +188,7 @@ def _looked_up(given: Inputs, tables: set[str]) -> tuple[int, float]:
 
 
 def _agreement(given: Inputs) -> list[Row]:
-    """Flags, losses and weights once a micro-batch, with the ranks' clocks now and then; the gradient norm once."""
+    """Flags, losses and weights once per micro-batch, now and then with the ranks' clocks; the gradient norm once."""
     world = given.topology.world_size
     if world == 1:
         return []

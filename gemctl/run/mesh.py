@@ -6,7 +6,7 @@ read_mesh(attempt).check_place(rank, world, host, local_rank)         # every ra
 
 from collections.abc import Sequence
 
-from gemctl.mesh.groups import HostReport, Mesh, lay
+from gemctl.mesh.groups import HostReport, Mesh, place_on_hosts
 from gemctl.mesh.topology import Topology
 from gemctl.run.attempt import Attempt
 from gemctl.run.files import create_json, read_json
@@ -15,7 +15,7 @@ from gemctl.run.files import create_json, read_json
 def write_mesh(attempt: Attempt, hosts: Sequence[HostReport]) -> Mesh:
     """Assigns the ranks of the plan's topology to `hosts` and writes mesh.json. InputError where the hosts are not
     those that were planned for."""
-    mesh = lay(Topology(**read_json(attempt.plan)["topology"].fields(Topology)), hosts)
+    mesh = place_on_hosts(Topology(**read_json(attempt.plan)["topology"].fields(Topology)), hosts)
     create_json(attempt.mesh, mesh.to_json())
     return mesh
 

@@ -56,7 +56,7 @@ class Trainer:
         self.stragglers = Stragglers(self.ledger, self.rank, self.world)
 
     @property
-    def stride(self) -> int:
+    def padded_rows(self) -> int:
         """Rows that each lookup pads to: the most that any rank holds of a global batch, at least one."""
         return max(1, -(-self.config.train.global_batch // self.world))
 
@@ -120,7 +120,7 @@ class Trainer:
         self.stage("step", index)
         with self.ledger.part("data_wait"):
             batch = batch.to(self.model.device)
-        result = stepper.step(index, batch, self.stride, self.wishes())
+        result = stepper.step(index, batch, self.padded_rows, self.wishes())
         with self.ledger.part("log"):
             self.log.named(self.stragglers.named())
             if result.skipped:
@@ -205,7 +205,7 @@ class Trainer:
                 if may_wait and self._stop_filed():
                     return
                 batch = on_host.to(self.model.device)
-                logits = self.model.predict(batch, self.stride)
+                logits = self.model.predict(batch, self.padded_rows)
                 metrics.update(logits, batch.labels, batch.label_mask, batch.weight, batch.true_probability)
             metrics.reduce(self.model.group)
             self.log.evaluated(self.done, metrics.compute(), time.perf_counter() - start)

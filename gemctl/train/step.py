@@ -73,16 +73,16 @@ class Stepper:
         self.stragglers = stragglers or Stragglers(ledger, dist.get_rank(model.group), self.world)
         model.traffic.clock = partial(ledger.part, "exposed_communication")
 
-    def step(self, index: int, batch: Batch, stride: int, wish: Flags) -> StepResult:
+    def step(self, index: int, batch: Batch, padded_rows: int, wish: Flags) -> StepResult:
         """Trains on this rank's rows of global batch `index`; `wish` is what this rank asks for."""
         with self.model.traffic.step():
-            return self._step(index, batch, stride, wish)
+            return self._step(index, batch, padded_rows, wish)
 
-    def _step(self, index: int, batch: Batch, stride: int, wish: Flags) -> StepResult:
+    def _step(self, index: int, batch: Batch, padded_rows: int, wish: Flags) -> StepResult:
         factor = warmup_factor(index, self.config.optim.dense.warmup)
         with self._part("tables_forward"):
             self.model.tables.scale_lr(factor)
-            looked_up = self.model.tables(batch, stride)
+            looked_up = self.model.tables(batch, padded_rows)
         loss, logits, flags, counted = self._micro_batches(index, batch, looked_up, wish)
         if not any(counted) and not flags.nonfinite:
             loss = math.nan

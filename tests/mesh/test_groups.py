@@ -1,4 +1,4 @@
-"""Process groups against their definition by coordinates, and the mesh laid over hosts."""
+"""Process groups against their definition by coordinates, and the mesh placed on hosts."""
 
 import dataclasses
 import itertools
@@ -16,7 +16,7 @@ from gemctl.mesh.groups import (
     dense_grid,
     expert_grid,
     groups,
-    lay,
+    place_on_hosts,
     table_grid,
 )
 from gemctl.mesh.topology import Topology, divisors
@@ -98,7 +98,7 @@ def test_expert_shards_are_a_family_only_where_experts_are_spread() -> None:
     assert families == [[axis for axis in axes if axis != "expert_shard"], axes]
 
 
-def test_lay_follows_addresses_not_names_nor_the_order_of_reports() -> None:
+def test_placing_follows_addresses_not_names_nor_the_order_of_reports() -> None:
     topology = Topology(8, 2, 4, 1, 2, 4, 2)
     hosts = [
         HostReport("n10", 2, "spine.leaf2.n10"),
@@ -106,22 +106,22 @@ def test_lay_follows_addresses_not_names_nor_the_order_of_reports() -> None:
         HostReport("a", 2, "spine.leaf2.n9"),
         HostReport("z", 2, "spine.leaf1.n30"),
     ]
-    laid = lay(topology, hosts)
-    assert laid.ranks_by_host() == {"z": [0, 1], "a": [2, 3], "n10": [4, 5], "n2": [6, 7]}
-    assert [place.local_rank for place in laid.ranks()] == [0, 1] * 4
+    mesh = place_on_hosts(topology, hosts)
+    assert mesh.ranks_by_host() == {"z": [0, 1], "a": [2, 3], "n10": [4, 5], "n2": [6, 7]}
+    assert [place.local_rank for place in mesh.ranks()] == [0, 1] * 4
     for seed in range(10):
-        assert lay(topology, random.Random(seed).sample(hosts, 4)) == laid
+        assert place_on_hosts(topology, random.Random(seed).sample(hosts, 4)) == mesh
 
 
-def test_lay_keeps_the_given_order_where_no_address_tells() -> None:
-    laid = lay(Topology(3, 1, 3, 1, 1, 3, 1), [HostReport("n10", 1), HostReport("n2", 2)])
-    assert laid.ranks_by_host() == {"n10": [0], "n2": [1, 2]}
+def test_placing_keeps_the_given_order_where_no_address_tells() -> None:
+    mesh = place_on_hosts(Topology(3, 1, 3, 1, 1, 3, 1), [HostReport("n10", 1), HostReport("n2", 2)])
+    assert mesh.ranks_by_host() == {"n10": [0], "n2": [1, 2]}
 
 
-def test_lay_refuses_hosts_that_are_not_the_world() -> None:
+def test_placing_refuses_hosts_that_are_not_the_world() -> None:
     hosts = [HostReport("a", 2), HostReport("a", 1), HostReport("b", 0)]
     with pytest.raises(InputError) as caught:
-        lay(Topology(4, 1, 4, 1, 1, 4, 4), hosts)
+        place_on_hosts(Topology(4, 1, 4, 1, 1, 4, 4), hosts)
     assert caught.value.problems == [
         "the mesh needs 4 ranks, the hosts have 3 slots (a: 2, a: 1, b: 0)",
         "host b has 0 slots: it must have at least 1",
@@ -131,20 +131,20 @@ def test_lay_refuses_hosts_that_are_not_the_world() -> None:
 
 def test_mesh_json_round_trips() -> None:
     topology = Topology(8, 2, 4, 2, 4, 2, 4)
-    laid = lay(topology, [HostReport(f"host{number}", 2) for number in range(4)])
-    value = json.loads(json.dumps(laid.to_json()))
-    assert Mesh.from_json(value) == laid
+    mesh = place_on_hosts(topology, [HostReport(f"host{number}", 2) for number in range(4)])
+    value = json.loads(json.dumps(mesh.to_json()))
+    assert Mesh.from_json(value) == mesh
 
 
 def test_a_rank_elsewhere_than_laid_is_told_both_places() -> None:
-    laid = lay(Topology(4, 1, 4, 1, 1, 4, 2), [HostReport("n10", 2, "leaf2"), HostReport("n2", 2, "leaf1")])
-    laid.check_place(2, 4, "n10", 0)
+    mesh = place_on_hosts(Topology(4, 1, 4, 1, 1, 4, 2), [HostReport("n10", 2, "leaf2"), HostReport("n2", 2, "leaf1")])
+    mesh.check_place(2, 4, "n10", 0)
     wrong = [
-        (2, 4, "n2", 0, "rank 2 runs on n2 as its local rank 0; the mesh has it on n10 as local rank 0"),
-        (2, 4, "n10", 1, "rank 2 runs on n10 as its local rank 1; the mesh has it on n10 as local rank 0"),
-        (1, 2, "n2", 1, "rank 1 is one of 2 ranks, the mesh was laid for 4"),
+        (2, 4, "n2", 0, "rank 2 runs on n2 as local rank 0; the mesh places it on n10 as local rank 0"),
+        (2, 4, "n10", 1, "rank 2 runs on n10 as local rank 1; the mesh places it on n10 as local rank 0"),
+        (1, 2, "n2", 1, "rank 1 is one of 2 ranks, but the mesh has 4"),
     ]
     for rank, world, host, local, told in wrong:
         with pytest.raises(MisplacedError) as caught:
-            laid.check_place(rank, world, host, local)
+            mesh.check_place(rank, world, host, local)
         assert str(caught.value) == told

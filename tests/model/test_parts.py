@@ -71,7 +71,7 @@ def test_detached_embeddings_are_leaves_with_the_same_values() -> None:
 def test_every_parameter_gets_a_gradient_from_nothing(case: Case, lengths: tuple[int, ...]) -> None:
     batch = cast(random_batch(case.spec, lengths), torch.float32)
     model = initialised(GemModel(case.model, case.spec))
-    logits = model.dense(batch, looked_up(model, case, batch, stride=len(batch) + 2))
+    logits = model.dense(batch, looked_up(model, case, batch, padded_rows=len(batch) + 2))
     assert logits.shape == (len(lengths), len(case.spec.labels))
     logits.sum().backward()
     for name, parameter in model.named_parameters():
@@ -136,7 +136,7 @@ def test_lookups_are_plain_indexing(name: str, lengths: tuple[int, ...], more: i
     case = CASES[name]
     batch = cast(random_batch(case.spec, lengths), torch.float32)
     model = initialised(GemModel(case.model, case.spec))
-    found = looked_up(model, case, batch, stride=max(1, len(batch) + more))
+    found = looked_up(model, case, batch, padded_rows=max(1, len(batch) + more))
     weights = {key.split(".")[-2]: value.detach() for key, value in model.tables.named_parameters()}
     assert list(found.categorical) == [feature.name for feature in case.spec.categorical]
     for feature in case.spec.categorical:
@@ -155,10 +155,10 @@ def test_lookups_are_plain_indexing(name: str, lengths: tuple[int, ...], more: i
         assert torch.equal(found.events[key], rows)
 
 
-def looked_up(model: GemModel, case: Case, batch: Batch, stride: int) -> Embedded:
-    pooled, sequence = kjt_inputs(batch, case.spec, stride)
+def looked_up(model: GemModel, case: Case, batch: Batch, padded_rows: int) -> Embedded:
+    pooled, sequence = kjt_inputs(batch, case.spec, padded_rows)
     for ids in (pooled, sequence):
-        assert ids is None or ids.stride() == stride
+        assert ids is None or ids.padded_rows() == padded_rows
     tables = model.tables
     return gather(
         batch,

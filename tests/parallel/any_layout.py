@@ -171,7 +171,7 @@ def made(case: Case) -> Stepper:
 
 
 def take_step(stepper: Stepper, step: int) -> StepResult:
-    """A step over this rank's rows; the most that a rank holds is the lookup's stride."""
+    """A step over this rank's rows; the most that a rank holds is the lookup's padded row count."""
     rows, rank, world = stepper.config.train.global_batch, dist.get_rank(), dist.get_world_size()
     return stepper.step(step, local_batch(step, rows, rank, world), max(1, -(-rows // world)), Flags())
 

@@ -13,7 +13,7 @@ from gemctl.config.compose import compose
 from gemctl.config.schema import Config, LauncherConfig, TopologyConfig
 from gemctl.errors import InputError
 from gemctl.mesh.topology import resolve
-from gemctl.plan.tables import TablePlan, anchors, fills, place, replication, row_block
+from gemctl.plan.tables import TablePlan, dummy_tables, fills, place, replication, row_block
 from gemctl.specs.data import CategoricalSpec, EventIdSpec, FeatureSpec, LabelSpec, SequenceSpec, TableSpec
 from tests.support.small import small_config
 
@@ -42,14 +42,14 @@ def test_row_wise_blocks_are_torchrecs() -> None:
         assert fills(rows, shards) == all(size > 0 for size, _ in sizes)
 
 
-def test_a_table_that_leaves_ranks_without_rows_brings_an_anchor_of_one_row_a_rank() -> None:
+def test_a_table_that_leaves_ranks_without_rows_brings_a_dummy_table_of_one_row_per_rank() -> None:
     tables = placed(spec_of({"big": 100, "small": 5, "tiny": 2}), config_of(tables={"tiny": "table_wise"}), 4)
     assert [table.sharding for table in tables.values()] == ["row_wise", "row_wise", "table_wise"]
     assert tables["small"].rows_by_shard(4).tolist() == [2, 2, 1, 0]
-    (anchor,) = anchors(tables.values())
-    assert "/" in anchor.name  # no name of a spec has one
-    assert anchor.rows_by_shard(4).tolist() == [1, 1, 1, 1]
-    assert (anchor.weight_bytes, anchor.state_bytes) == (4 * 8 * 4, 4 * 4)
+    (dummy,) = dummy_tables(tables.values())
+    assert "/" in dummy.name  # no name of a spec has one
+    assert dummy.rows_by_shard(4).tolist() == [1, 1, 1, 1]
+    assert (dummy.weight_bytes, dummy.state_bytes) == (4 * 8 * 4, 4 * 4)
 
 
 def test_named_shardings_stand_over_the_default() -> None:
@@ -67,7 +67,7 @@ def test_a_table_on_one_host_is_cut_over_its_ranks() -> None:
     assert tables["b"].rows_by_shard(6).tolist() == [0, 0, 0, 3, 3, 3]
     assert tables["c"].first_rank == 3  # the first rank of the lighter host
     small = placed(spec_of({"a": 2, "d": 42}), config_of(tables={"a": "table_row_wise"}), 6, nodes=2)
-    assert [anchor.rows_by_shard(6).tolist() for anchor in anchors(small.values())] == [[1, 1, 1, 0, 0, 0]]
+    assert [dummy.rows_by_shard(6).tolist() for dummy in dummy_tables(small.values())] == [[1, 1, 1, 0, 0, 0]]
 
 
 def test_packing_is_deterministic_and_within_four_thirds_of_the_best() -> None:
@@ -121,10 +121,13 @@ def test_what_a_table_on_one_host_cannot_be_is_refused_with_the_way_out() -> Non
         placed(spec, config_of(table_sharding="table_row_wise", tables={"usr": "table_wise"}), 6, nodes=2)
     unknown, events = caught.value.problems
     assert unknown == "topology.tables.usr: t has no such table (user, item); did you mean user?"
-    assert events.startswith("topology.table_sharding=table_row_wise: events look item up unpooled")
+    assert events.startswith("topology.table_sharding=table_row_wise: event sequences look up item unpooled")
     assert events.endswith("topology.tables.item=row_wise")
     on_host = {"user": "table_row_wise"}
-    for shard, ranks, words in ((6, 4, "does not fill hosts of 4"), (3, 4, "cross the borders of hosts of 4")):
+    for shard, ranks, words in (
+        (6, 4, "does not fill whole hosts of 4 ranks"),
+        (3, 4, "span parts of several hosts of 4 ranks"),
+    ):
         config = config_of(mp_shard=shard, mp_replicate="auto", tables=on_host)
         with pytest.raises(InputError, match=words):
             placed(spec, config, 3 * ranks, nodes=3)

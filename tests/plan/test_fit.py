@@ -53,7 +53,7 @@ def test_the_fullest_host_and_the_fullest_gpu_need_memory() -> None:
 
 def test_hosts_on_one_machine_add_up() -> None:
     (shared,) = needs(OBJECTS, TOPOLOGY, config_of(device="cpu"), Memory(64 * GIB, None, 2))
-    assert shared.pool == "this machine (2 hosts' ranks)"
+    assert shared.pool == "this machine (ranks of 2 hosts)"
     assert shared.needed == 21 * GIB + 2 * HOST_RESERVE
 
 
@@ -84,7 +84,7 @@ def test_an_overflow_is_explained_in_bytes() -> None:
     full = [Need("host0", GIB, 64 * GIB), Need("the fullest GPU", 5 * GIB, 4 * GIB)]
     lines = explain(full, heaviest, OBJECTS, "train.accumulate=2").splitlines()
     assert lines[0] == "the fullest GPU needs 5.0 GiB, but 90% of its 4.0 GiB is 3.6 GiB"
-    assert "rank 3, 1 " in lines[1]
-    assert "6.0 GiB" in lines[1] and "5.0 GiB of it on its device" in lines[1]
+    assert "first rank 3, 1 rank)" in lines[1]
+    assert "6.0 GiB" in lines[1] and "5.0 GiB of it on the device" in lines[1]
     assert lines[1].endswith("weights 5.0 GiB, inputs 1.0 GiB")
     assert lines[2:] == ["nearest change that fits: train.accumulate=2"]

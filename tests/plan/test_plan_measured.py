@@ -30,7 +30,7 @@ from tests.support.world import run_world
 WORLD, ROWS = 4, 16
 TINY_SPEC = replace(
     SPEC,
-    tables=[*SPEC.tables, TableSpec("parity", 2)],  # too few rows for four ranks: row-wise it brings an anchor
+    tables=[*SPEC.tables, TableSpec("parity", 2)],  # too few rows for four ranks: row-wise it brings a dummy table
     categorical=[*SPEC.categorical, CategoricalSpec("parity", "parity")],
 )
 KINDS = {  # dispatcher's name of a collective → the plan's
@@ -167,7 +167,7 @@ def storages(tensors: list[Tensor]) -> dict[int, int]:
 
 
 def shards_of(values: list[Tensor]) -> list[Tensor]:
-    """This rank's shards of tables; anchors share their storage."""
+    """This rank's shards of tables; dummies share their storage."""
     return [part.tensor for value in values for part in local_slices(value)]
 
 

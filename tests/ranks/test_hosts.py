@@ -50,8 +50,8 @@ def test_worker_fails_where_the_mesh_has_it_elsewhere(tmp_path: Path) -> None:
     run = str(attempt.path.parent.parent)
     told = run_world(1, start_workers, run, [("n10", "2"), ("n2", "1")], gloo=False)[0]
     assert told == [
-        "rank 0 runs on n10 as its local rank 0; the mesh has it on n2 as local rank 0",
-        "rank 0 is one of 1 ranks, the mesh was laid for 2",
+        "rank 0 runs on n10 as local rank 0; the mesh places it on n2 as local rank 0",
+        "rank 0 is one of 1 ranks, but the mesh has 2",
     ]
     failed = read_log(attempt.rank_log(0))[-1]
     assert (failed["event"], failed["stage"], failed["type"]) == ("fail", "start", "MisplacedError")

@@ -127,7 +127,7 @@ def test_rank_in_the_wrong_place_names_both(ends: dict[str, Ended]) -> None:
     end = ends["misplaced"]
     assert end.error == "RunFailed"
     assert "runs on elsewhere as its local rank" in end.message
-    assert "; the mesh has it on n" in end.message
+    assert "; the mesh places it on n" in end.message
 
 
 def _unknown(*arguments: object) -> None:

@@ -68,12 +68,12 @@ def stopped_in_evaluation(run: str, number: int) -> None:
     """The worker; its host is told to end as rank 0 begins an evaluation, of which each batch takes a second."""
     predict = ShardedModel.predict
 
-    def slow_predict(self: ShardedModel, batch: Batch, stride: int) -> Tensor:
+    def slow_predict(self: ShardedModel, batch: Batch, padded_rows: int) -> Tensor:
         opened = RunDir.open(run)
         if env.rank() == 0 and not pending(opened, opened.attempt(number)):
             file(opened, "stop", "SIGTERM")
         time.sleep(1)
-        return predict(self, batch, stride)
+        return predict(self, batch, padded_rows)
 
     ShardedModel.predict = slow_predict  # type: ignore[method-assign]
     gemctl.ranks.worker.main(run, number)

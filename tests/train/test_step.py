@@ -74,7 +74,7 @@ def _train(case: Case) -> tuple[list[float], list[bool], dict[str, torch.Tensor]
     optimizer = DenseOptimizer(model.dense, config.optim.dense)
     stepper = Stepper(config, model, optimizer, Ledger())
     stepper.spikes.restore([1.3] * LEAST)
-    stride = max(1, -(-case.global_batch // world))
+    padded_rows = max(1, -(-case.global_batch // world))
     losses, skipped = [], []
     for step in range(case.steps):
         batch = case.batch(step, rank, world)
@@ -82,7 +82,7 @@ def _train(case: Case) -> tuple[list[float], list[bool], dict[str, torch.Tensor]
             batch.labels[-1, 0] = float("nan")
         if case.spike == (step, rank):
             batch.labels[-1, 0] = 1e4
-        result = stepper.step(step, batch, stride, Flags())
+        result = stepper.step(step, batch, padded_rows, Flags())
         losses.append(result.loss)
         skipped.append(result.skipped)
     return losses, skipped, gather_full(model.state() | optimizer.state())
