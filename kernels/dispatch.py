@@ -9,9 +9,11 @@ says what there is and why not; `used()` tells what has run. The plain definitio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import import_module
 from types import ModuleType
 
+import torch
 from torch import Tensor
 
 from gemctl.errors import InputError
@@ -22,18 +24,21 @@ REFERENCE = "reference"
 
 @dataclass(frozen=True)
 class Backend:
-    """`refuses(op, q)` says why it can't run the op on tensors like q, or None. Its code is <op>/<name>.py."""
+    """Its code is <op>/<name>.py. `refuses(op, device, dtype, head_dim)` says why it can't run the op, or None.
+
+    The module has `forward` and `backward`, and `tables` if they read any (gemctl/kernels/tables.py).
+    """
 
     name: str
-    refuses: Callable[[str, Tensor], str | None]
+    refuses: Callable[[str, torch.device, torch.dtype, int], str | None]
 
 
-def _cpu_refuses(op: str, q: Tensor) -> str | None:
-    return None if q.device.type == "cpu" else f"needs tensors on the CPU, not on {q.device}"
+def _cpu_refuses(op: str, device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
+    return None if device.type == "cpu" else f"needs tensors on the CPU, not on {device}"
 
 
-def _triton_refuses(op: str, q: Tensor) -> str | None:
-    return refusal(q)
+def _triton_refuses(op: str, device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
+    return refusal(device, dtype, head_dim)
 
 
 BACKENDS = (Backend("cpu", _cpu_refuses), Backend("triton", _triton_refuses))  # in order of preference
@@ -63,17 +68,31 @@ def named() -> str | None:
 
 def options(op: str, q: Tensor) -> dict[str, str]:
     """Every backend with "available" or the reason why it can't run `op` on tensors like q."""
-    return {backend.name: backend.refuses(op, q) or "available" for backend in BACKENDS} | {REFERENCE: "only by name"}
+    return _options(op, q.device, q.dtype, q.shape[-1])
 
 
-def load(op: str, q: Tensor, name: str | None) -> ModuleType:
-    """The module (`forward`, `backward`) that runs `op` on q: backend `name`, or by the rule where it is None."""
+def _options(op: str, device: torch.device, dtype: torch.dtype, head_dim: int) -> dict[str, str]:
+    reasons = {backend.name: backend.refuses(op, device, dtype, head_dim) or "available" for backend in BACKENDS}
+    return reasons | {REFERENCE: "only by name"}
+
+
+def load(op: str, device: torch.device, dtype: torch.dtype, head_dim: int, name: str | None) -> ModuleType:
+    """The module that runs `op` on such tensors: of backend `name`, or by the rule where it is None."""
+    module, key, backend = _load(op, device, dtype, head_dim, name)
+    _used[key] = backend
+    return module
+
+
+@lru_cache(maxsize=1024)
+def _load(
+    op: str, device: torch.device, dtype: torch.dtype, head_dim: int, name: str | None
+) -> tuple[ModuleType, str, str]:
     for backend in BACKENDS:
-        if name in {None, backend.name} and backend.refuses(op, q) is None:
-            _used[f"{op} on {q.device.type}"] = backend.name
-            return import_module(f"gemctl.kernels.{op}.{backend.name}")
-    reasons = "; ".join(f"{key}: {value}" for key, value in options(op, q).items())
-    raise InputError(f"no backend for {op} on {q.device}" + (f" named {name!r}" if name else "") + f" ({reasons})")
+        if name in {None, backend.name} and backend.refuses(op, device, dtype, head_dim) is None:
+            module = import_module(f"gemctl.kernels.{op}.{backend.name}")
+            return module, f"{op} on {device.type}", backend.name
+    reasons = "; ".join(f"{key}: {value}" for key, value in _options(op, device, dtype, head_dim).items())
+    raise InputError(f"no backend for {op} on {device}" + (f" named {name!r}" if name else "") + f" ({reasons})")
 
 
 def used() -> dict[str, str]:

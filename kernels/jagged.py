@@ -1,18 +1,20 @@
 """What every op asks of its inputs, checked in one place, and the lengths behind offsets.
 
 Shapes and dtypes are checked where an op is called (so under fake tensors, too), the offsets' values where a kernel
-reads them anyway. A violation is a ValueError that lists all of them. `every` makes offsets of equal lengths.
+reads them anyway. A violation is a ValueError that lists all of them. `kept` gives all layers of a batch what depends
+on its offsets alone; `every` makes offsets of equal lengths.
 """
 
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple, TypeVar
+from weakref import ref
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.autograd import forward_ad
-from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+
+from gemctl.kernels.library import is_plain
 
 
 def check(
@@ -25,12 +27,7 @@ def check(
     more: Sequence[str] = (),
     query: str = "q",
 ) -> None:
-    """Raises ValueError with every violation of the shared contract, and those in `more`; `query` is q's name.
-
-    NotImplementedError for forward-mode differentiation, whose tangents an op would drop in silence.
-    """
-    if any(forward_ad.unpack_dual(x).tangent is not None for x in (q, k, v)):
-        raise NotImplementedError(f"{op} has no forward-mode derivative")
+    """Raises ValueError with every violation of the shared contract, and those in `more`; `query` is q's name."""
     problems = [*_shape_problems({query: q, "k": k, "v": v}), *more]
     for name, tensor in offsets.items():
         if tensor.dtype != torch.int64 or tensor.dim() != 1 or tensor.shape[0] < 1:
@@ -39,7 +36,8 @@ def check(
             problems.append(f"{name} must be contiguous, not of stride {tensor.stride(0)}")
         if tensor.device != q.device:
             problems.append(f"{name} is on {tensor.device}, {query} on {q.device}")
-    if len({tensor.shape for tensor in offsets.values()}) > 1:
+    first, *others = offsets.values()
+    if others and first.shape != others[0].shape:
         shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in offsets.items())
         problems.append(f"offsets of one batch have one length, not {shapes}")
     if window is not None and window < 0:
@@ -49,28 +47,30 @@ def check(
 
 
 def _shape_problems(named: dict[str, Tensor]) -> list[str]:
-    wrong = [
-        f"{name} must be [tokens, heads, head_dim], not {list(x.shape)}" for name, x in named.items() if x.dim() != 3
-    ]
-    if wrong:
-        return wrong
+    """Compares pair by pair: in a set, sizes would have to be numbers, and a compiled graph would be one of each."""
     (query, q), (_, k), (_, v) = named.items()
-    names, problems = ", ".join(named), []
+    if q.dim() != 3 or k.dim() != 3 or v.dim() != 3:
+        wrong = {name: list(x.shape) for name, x in named.items() if x.dim() != 3}
+        return [f"{name} must be [tokens, heads, head_dim], not {shape}" for name, shape in wrong.items()]
+    (_, heads, dim), (_, key_heads, key_dim) = q.shape, k.shape
+    problems = []
     if k.shape != v.shape:
         problems.append(f"k {list(k.shape)} and v {list(v.shape)} must have one shape")
-    problems += [
-        f"{name} needs at least one head and a head_dim of at least 1, not {list(x.shape)}"
-        for name, x in named.items()
-        if 0 in x.shape[1:]
-    ]
-    if q.shape[2] != k.shape[2]:
-        problems.append(f"head_dim of {query} ({q.shape[2]}) and k ({k.shape[2]}) differ")
-    if q.shape[1] % max(1, k.shape[1]):
-        problems.append(f"heads of k and v ({k.shape[1]}) must divide heads of {query} ({q.shape[1]})")
-    if not q.is_floating_point() or len({x.dtype for x in named.values()}) > 1:
-        problems.append(f"{names} must have one floating dtype, not {', '.join(str(x.dtype) for x in named.values())}")
-    if len({x.device for x in named.values()}) > 1:
-        problems.append(f"{names} must be on one device, not {', '.join(str(x.device) for x in named.values())}")
+    if min(heads, dim, key_heads, key_dim) == 0 or 0 in v.shape[1:]:
+        empty = {name: list(x.shape) for name, x in named.items() if 0 in x.shape[1:]}
+        problems += [
+            f"{name} needs at least one head and a head_dim of at least 1, not {shape}" for name, shape in empty.items()
+        ]
+    if dim != key_dim:
+        problems.append(f"head_dim of {query} ({dim}) and k ({key_dim}) differ")
+    if key_heads and heads % key_heads:
+        problems.append(f"heads of k and v ({key_heads}) must divide heads of {query} ({heads})")
+    if not q.is_floating_point() or q.dtype != k.dtype or q.dtype != v.dtype:
+        dtypes = ", ".join(str(x.dtype) for x in named.values())
+        problems.append(f"{', '.join(named)} must have one floating dtype, not {dtypes}")
+    if q.device != k.device or q.device != v.device:
+        devices = ", ".join(str(x.device) for x in named.values())
+        problems.append(f"{', '.join(named)} must be on one device, not {devices}")
     return problems
 
 
@@ -109,17 +109,54 @@ def reduce_heads(grad: Tensor, heads: int) -> Tensor:
     return grad.view(grad.shape[0], heads, grad.shape[1] // heads, grad.shape[2]).sum(2)
 
 
+T = TypeVar("T")
+
+
+class _Kept(NamedTuple):
+    """Results for one tensor of offsets, by key: its version, the other offsets and theirs, the result."""
+
+    offsets: Callable[[], Tensor | None]
+    results: dict[Hashable, tuple[int, Any, int | None, Any]]
+
+
+_kept: dict[int, _Kept] = {}  # by id, for as long as the offsets live
+
+
+def kept(key: Hashable, make: Callable[[], T], offsets: Tensor, other: Tensor | None = None) -> T:
+    """make(), or what it gave before for this key and these offsets: the same tensors, not changed since.
+
+    In a compiled graph, under a dispatch mode and in a CUDA graph's capture nothing is kept: there make's own
+    operations are what counts, and their memory may belong to the graph. Nor of tensors of inference mode, which have
+    no version and no gradient. Offsets may be changed in place by PyTorch operations, not behind PyTorch's back.
+    """
+    if (
+        not is_plain(offsets)
+        or torch.is_inference_mode_enabled()
+        or offsets.is_inference()
+        or (other is not None and other.is_inference())
+        or (offsets.is_cuda and torch.cuda.is_current_stream_capturing())
+    ):
+        return make()
+    if offsets.is_cuda:  # of another stream it may not be there yet
+        key = key, torch._C._cuda_getCurrentRawStream(offsets.device.index)
+    entry = _kept.get(id(offsets))
+    if entry is None or entry.offsets() is not offsets:
+        number = id(offsets)
+        entry = _kept[number] = _Kept(ref(offsets, lambda _: _kept.pop(number, None)), {})
+    version, second = offsets._version, None if other is None else other._version
+    found = entry.results.get(key)
+    if found is None or found[0] != version or found[1]() is not other or found[2] != second:
+        # A reference to the offsets themselves would keep them for ever.
+        found = version, _nothing if other is None else ref(other), second, make()
+        entry.results[key] = found
+    result: T = found[3]
+    return result
+
+
+def _nothing() -> None:
+    return None
+
+
 def every(step: int, offsets: Tensor) -> Tensor:
-    """Offsets of as many sequences as `offsets` has, of `step` tokens each; kept, so that tile schedules are, too."""
-    if torch.compiler.is_compiling():  # asked alone: the other questions would break the graph
-        return torch.arange(offsets.shape[0], device=offsets.device) * step
-    # What is kept is not traced, and is of no capture, whose memory is its own, nor of an inference mode.
-    capturing = offsets.is_cuda and torch.cuda.is_current_stream_capturing()
-    if capturing or is_in_torch_dispatch_mode() or torch.is_inference_mode_enabled():
-        return torch.arange(offsets.shape[0], device=offsets.device) * step
-    return _every(step, offsets.shape[0], offsets.device)
-
-
-@lru_cache(maxsize=16)
-def _every(step: int, count: int, device: torch.device) -> Tensor:
-    return torch.arange(count, device=device) * step
+    """Offsets of as many sequences as `offsets` has, of `step` tokens each."""
+    return kept(("every", step), lambda: torch.arange(offsets.shape[0], device=offsets.device) * step, offsets)

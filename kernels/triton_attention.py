@@ -424,12 +424,12 @@ def grad_kv_kernel(  # type: ignore[no-untyped-def]
     store_rows(GRAD_V + base, key_heads * D, keys, grad_v * post_scale, BN, D, BLOCK_D)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["batch"])
 def grad_bias_kernel(  # type: ignore[no-untyped-def]
     Q, K, V, GRAD, LSE, DELTA, GRAD_BIAS, BIAS, Q_OFFSETS, K_OFFSETS,
     q_stride, q_head, k_stride, k_head, v_stride, v_head, grad_stride, grad_head,
     bias_head, bias_stride_q, bias_stride_k,
-    bias_rows, bias_keys, heads, group, batch, scale, behind, ahead,
+    bias_rows, bias_keys, heads, group, scale, behind, ahead, batch,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Gradient [heads, bias_rows, bias_keys] (contiguous) of one tile of the bias: the batch's sum, row by row."""

@@ -17,7 +17,7 @@ def forward(
     k: Tensor,
     v: Tensor,
     offsets: Tensor,
-    max_length: int,
+    schedule: list[Tensor],
     block_size: int,
     scale: float,
     cos: Tensor | None,
@@ -28,7 +28,7 @@ def forward(
     blocks = _block_offsets(offsets, block_size)
     angles = _angles(offsets, q, cos, sin)
     inputs = _rotated(q, angles), _rotated(k, angles), _rotated(v, angles)
-    output, lse = flash.forward(*inputs, blocks, blocks, block_size, block_size, scale, False, None, None)
+    output, lse = flash.forward(*inputs, blocks, blocks, [], scale, False, None, None)
     return output.to(q.dtype), lse
 
 
@@ -40,7 +40,7 @@ def backward(
     k: Tensor,
     v: Tensor,
     offsets: Tensor,
-    max_length: int,
+    schedule: list[Tensor],
     block_size: int,
     scale: float,
     cos: Tensor | None,
@@ -50,8 +50,9 @@ def backward(
     blocks = _block_offsets(offsets, block_size)
     angles = _angles(offsets, q, cos, sin)
     rotated = _rotated(q, angles), _rotated(k, angles), _rotated(v, angles)
-    inputs = *rotated, blocks, blocks, block_size, block_size, scale, False, None, None
-    grads = flash.backward(grad_output, output, lse, *inputs, False)
+    grads = flash.backward(
+        grad_output, output, lse, *rotated, blocks, blocks, [], scale, False, None, None, needs_bias_grad=False
+    )
     back = None if angles is None else (angles[0], -angles[1])
     grad_q, grad_k, grad_v = (_rotated(grad, back).to(q.dtype) for grad in grads[:3])
     return grad_q, grad_k, grad_v

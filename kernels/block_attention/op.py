@@ -18,6 +18,8 @@ from torch.utils.flop_counter import register_flop_formula
 from gemctl.kernels import dispatch
 from gemctl.kernels.block_attention import reference
 from gemctl.kernels.jagged import check, compute_dtype, lengths
+from gemctl.kernels.library import Differentiable, Op, once
+from gemctl.kernels.tables import tile_tables
 from gemctl.specs import flops
 
 OP = "block_attention"
@@ -51,8 +53,10 @@ def block_attention(
         return reference.block_attention(
             q, k, v, offsets, max_length, block_size=block_size, scale=scale, cos=cos, sin=sin
         )
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    return _forward(q, k, v, offsets, max_length, block_size, scale, cos, sin, dispatch.named())[0]
+    scale = q.shape[2] ** -0.5 if scale is None else scale
+    schedule = tile_tables(OP, None, offsets, q.shape[0], k.shape[0], q.dtype, q.shape[2], size=block_size)
+    output: Tensor = _forward(q, k, v, offsets, schedule, block_size, scale, cos, sin, dispatch.named())[0]
+    return output
 
 
 def _problems(q: Tensor, k: Tensor, block_size: int, cos: Tensor | None, sin: Tensor | None) -> list[str]:
@@ -76,25 +80,49 @@ def _problems(q: Tensor, k: Tensor, block_size: int, cos: Tensor | None, sin: Te
     return problems
 
 
-@torch.library.custom_op("gemctl::block_attention", mutates_args=())
-def _forward(
+def _kernel(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     offsets: Tensor,
-    max_length: int,
+    schedule: list[Tensor],
     block_size: int,
     scale: float,
     cos: Tensor | None,
     sin: Tensor | None,
     backend: str | None,
 ) -> tuple[Tensor, Tensor]:
-    kernel = dispatch.load(OP, q, backend)
-    return kernel.forward(q, k, v, offsets, max_length, block_size, scale, cos, sin)
+    kernel = dispatch.load(OP, q.device, q.dtype, q.shape[2], backend)
+    output, lse = kernel.forward(q, k, v, offsets, schedule, block_size, scale, cos, sin)
+    return output, lse
 
 
-@torch.library.custom_op("gemctl::block_attention_backward", mutates_args=())
-def _backward(
+def _fake(q: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    return q.new_empty(q.shape), q.new_empty(q.shape[:2], dtype=compute_dtype(q.dtype))
+
+
+class _BlockAttention(Differentiable):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, rest: tuple[Any, ...], run: Any) -> tuple[Tensor, Tensor]:
+        output, lse = run(q, k, v, *rest)
+        offsets, schedule, *options, cos, sin, backend = rest
+        ctx.save_for_backward(output, lse, q, k, v, offsets, cos, sin, *schedule)
+        ctx.options, ctx.backend = options, backend
+        ctx.mark_non_differentiable(lse)
+        ctx.set_materialize_grads(False)  # no zeros for the LSE
+        return output, lse
+
+    @staticmethod
+    @once
+    def backward(ctx: Any, saved: tuple[Tensor, ...], grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        *tensors, cos, sin = saved[:8]
+        return *_backward(grad_output, *tensors, saved[8:], *ctx.options, cos, sin, ctx.backend), None, None
+
+
+_forward = Op(OP, _kernel, _fake, _BlockAttention, differentiable=3)
+
+
+def _backward_kernel(
     grad_output: Tensor,
     output: Tensor,
     lse: Tensor,
@@ -102,42 +130,26 @@ def _backward(
     k: Tensor,
     v: Tensor,
     offsets: Tensor,
-    max_length: int,
+    schedule: list[Tensor],
     block_size: int,
     scale: float,
     cos: Tensor | None,
     sin: Tensor | None,
     backend: str | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    kernel = dispatch.load(OP, q, backend)
-    return kernel.backward(grad_output, output, lse, q, k, v, offsets, max_length, block_size, scale, cos, sin)
+    kernel = dispatch.load(OP, q.device, q.dtype, q.shape[2], backend)
+    saved = grad_output, output, lse, q, k, v, offsets, schedule
+    grads: tuple[Tensor, Tensor, Tensor] = kernel.backward(*saved, block_size, scale, cos, sin)
+    return grads
 
 
-@_forward.register_fake
-def _(q: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    return q.new_empty(q.shape), q.new_empty(q.shape[:2], dtype=compute_dtype(q.dtype))
-
-
-@_backward.register_fake
-def _(grad_output: Tensor, output: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Any:
+def _backward_fake(
+    grad_output: Tensor, output: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any
+) -> Any:
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, offsets, max_length, block_size, scale, cos, sin, backend = inputs
-    ctx.save_for_backward(q, k, v, offsets, cos, sin, *output)
-    ctx.options = max_length, block_size, scale
-    ctx.backend = backend
-    ctx.mark_non_differentiable(output[1])
-
-
-def _autograd(ctx: Any, grad_output: Tensor, grad_lse: Tensor) -> tuple[Tensor | None, ...]:
-    q, k, v, offsets, cos, sin, output, lse = ctx.saved_tensors
-    saved = grad_output, output, lse, q, k, v, offsets
-    return *_backward(*saved, *ctx.options, cos, sin, ctx.backend), *[None] * 7
-
-
-_forward.register_autograd(_autograd, setup_context=_setup_context)
+_backward = Op(f"{OP}_backward", _backward_kernel, _backward_fake)
 
 
 @register_flop_formula(torch.ops.gemctl.block_attention, get_raw=True)

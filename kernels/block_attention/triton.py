@@ -7,14 +7,14 @@ checked; cos and sin too short for a sequence give NaN there.
 """
 
 import math
-from typing import Any
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from gemctl.kernels import schedule
+from gemctl.kernels.tables import Table, slots
 from gemctl.kernels.triton_attention import load_rows, store_rows
 from gemctl.kernels.triton_launch import Tiling, block_dim, empty, launch, rows, strides
 from gemctl.kernels.triton_scores import LN_2
@@ -25,27 +25,36 @@ MOST_HEADS = 4  # of a program
 _LOG2_E = 1.4426950408889634
 
 
+def tables(
+    dtype: torch.dtype, device: torch.device, size: int, causal: bool, window: int | None, biased: bool
+) -> tuple[Table, ...]:
+    """The blocks of `size` rows: one table, forward and backward."""
+    if size > MAX_BLOCK:
+        raise ValueError(f"block_attention: block_size must be at most {MAX_BLOCK} on a GPU, not {size}")
+    return (Table(True, size, size, 0, 0, pairs=False),)
+
+
 def forward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     offsets: Tensor,
-    max_length: int,
+    schedule: list[Tensor],
     block_size: int,
     scale: float,
     cos: Tensor | None,
     sin: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """(output like q, LSE [ΣL, H] in float32)."""
-    q, k, v, order = rows(q), rows(k), rows(v), _blocks(q, offsets, block_size)
-    heads = q.shape[1]
+    q, k, v, heads = rows(q), rows(k), rows(v), q.shape[1]
     output = empty(q.shape, q.dtype, q.device)
     lse = empty(q.shape[:2], torch.float32, q.device)
-    angles, sizes = _angles(q, cos, sin), _sizes(q, block_size, cos)
-    each = _heads_each(heads, cos)
-    numbers = *strides(q, k, v), *angles[2:], heads, heads // k.shape[1], each, scale * _LOG2_E
-    args = q, k, v, output, lse, *angles[:2], order, offsets, *numbers
-    launch(_forward, order.shape[0] * heads // each, _tiling(sizes), *args, **sizes)
+    (cos, sin, positions), sizes = _angles(q, cos, sin), _sizes(q, block_size, cos)
+    each = _heads_each(heads, sizes.ROTARY)
+    programs = slots(q.shape[0], block_size, offsets.shape[0] - 1) * heads // each
+    tensors = q, k, v, output, lse, cos, sin, schedule[0], offsets
+    factors = positions, heads, heads // k.shape[1], each, scale * _LOG2_E
+    launch(_forward, programs, _tiling(sizes), tensors, (*strides(q, k, v), *factors), sizes)
     return output, lse
 
 
@@ -57,51 +66,57 @@ def backward(
     k: Tensor,
     v: Tensor,
     offsets: Tensor,
-    max_length: int,
+    schedule: list[Tensor],
     block_size: int,
     scale: float,
     cos: Tensor | None,
     sin: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k, v."""
-    q, k, v, grad, order = rows(q), rows(k), rows(v), rows(grad_output), _blocks(q, offsets, block_size)
+    q, k, v, grad = rows(q), rows(k), rows(v), rows(grad_output)
     heads, key_heads = q.shape[1], k.shape[1]
     grads = [empty(x.shape, x.dtype, x.device) for x in (q, k, v)]
-    angles, sizes = _angles(q, cos, sin), _sizes(q, block_size, cos)
-    numbers = *strides(q, k, v, grad), *angles[2:], key_heads, scale * _LOG2_E, scale
-    args = q, k, v, grad, *grads, *angles[:2], order, offsets, *numbers
-    launch(_backward, order.shape[0] * key_heads, _tiling(sizes), *args, **sizes, GROUP=heads // key_heads)
+    (cos, sin, positions), sizes = _angles(q, cos, sin), _sizes(q, block_size, cos)
+    programs = slots(q.shape[0], block_size, offsets.shape[0] - 1) * key_heads
+    tensors = q, k, v, grad, *grads, cos, sin, schedule[0], offsets
+    numbers = *strides(q, k, v, grad), positions, key_heads, scale * _LOG2_E, scale
+    launch(_backward, programs, _tiling(sizes), tensors, numbers, (heads // key_heads, *sizes))
     return grads[0], grads[1], grads[2]
 
 
-def _blocks(q: Tensor, offsets: Tensor, block_size: int) -> Tensor:
-    if block_size > MAX_BLOCK:
-        raise ValueError(f"block_attention: block_size must be at most {MAX_BLOCK} on a GPU, not {block_size}")
-    return schedule.tiles(offsets, q.shape[0], block_size)
+class Sizes(NamedTuple):
+    """The constexprs of both kernels."""
+
+    SIZE: int
+    ROWS: int
+    D: int
+    BLOCK_D: int
+    ROTARY: bool
+    PRECISION: str
 
 
-def _angles(q: Tensor, cos: Tensor | None, sin: Tensor | None) -> tuple[Any, ...]:
+def _angles(q: Tensor, cos: Tensor | None, sin: Tensor | None) -> tuple[Tensor, Tensor, int]:
     """The tables (any tensor in their place), contiguous, and how many positions they have."""
     if cos is None or sin is None:
         return q, q, 0
     return cos.contiguous(), sin.contiguous(), min(cos.shape[0], sin.shape[0])
 
 
-def _sizes(q: Tensor, block_size: int, cos: Tensor | None) -> dict[str, Any]:
-    dims = {"D": q.shape[2], "BLOCK_D": block_dim(q.shape[2]), "ROTARY": cos is not None, "PRECISION": PRECISION}
-    return dims | {"SIZE": block_size, "ROWS": block_dim(block_size)}
+def _sizes(q: Tensor, block_size: int, cos: Tensor | None) -> Sizes:
+    dim = q.shape[2]
+    return Sizes(block_size, block_dim(block_size), dim, block_dim(dim), cos is not None, PRECISION)
 
 
-def _heads_each(heads: int, cos: Tensor | None) -> int:
+def _heads_each(heads: int, rotary: bool) -> int:
     """Heads of a forward's program: with a rotary embedding several, so that the tables are read less often.
 
     The backward has no registers left for that, and loses more than half of its speed.
     """
-    return 1 if cos is None else math.gcd(heads, MOST_HEADS)
+    return math.gcd(heads, MOST_HEADS) if rotary else 1
 
 
-def _tiling(sizes: dict[str, Any]) -> Tiling:
-    return Tiling(sizes["ROWS"], sizes["ROWS"], 8 if sizes["ROWS"] > 64 else 4, 1)
+def _tiling(sizes: Sizes) -> Tiling:
+    return Tiling(sizes.ROWS, sizes.ROWS, 8 if sizes.ROWS > 64 else 4, 1)
 
 
 @triton.jit

@@ -20,6 +20,8 @@ from gemctl.kernels import dispatch
 from gemctl.kernels.gdpa import reference
 from gemctl.kernels.gdpa.activation import Activation
 from gemctl.kernels.jagged import check, lengths
+from gemctl.kernels.library import Differentiable, Op, once
+from gemctl.kernels.tables import tile_tables
 from gemctl.specs import flops
 
 OP = "gdpa"
@@ -72,8 +74,12 @@ def gdpa(
             window=window,
             broadcast_q=broadcast_q,
         )
+    q_tokens = q.shape[0] * (k_offsets.shape[0] - 1) if broadcast_q else q.shape[0]
+    sizes = q_tokens, k.shape[0], q.dtype, q.shape[2]
+    schedule = tile_tables(OP, q_offsets, k_offsets, *sizes, causal=causal, window=window)
     options = str(activation), pre_scale, post_scale, causal, window, dispatch.named()
-    return _forward(q, k, v, q_offsets, k_offsets, max_q, max_k, *options)
+    output: Tensor = _forward(q, k, v, q_offsets, k_offsets, schedule, *options)
+    return output
 
 
 def _offsets(q_offsets: Tensor | None, k_offsets: Tensor) -> dict[str, Tensor]:
@@ -89,15 +95,13 @@ def _problems(activation: str, q_offsets: Tensor | None, broadcast_q: bool) -> l
     return problems
 
 
-@torch.library.custom_op("gemctl::gdpa", mutates_args=())
-def _forward(
+def _kernel(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     q_offsets: Tensor | None,
     k_offsets: Tensor,
-    max_q: int,
-    max_k: int,
+    schedule: list[Tensor],
     activation: str,
     pre_scale: float,
     post_scale: float,
@@ -105,21 +109,43 @@ def _forward(
     window: int | None,
     backend: str | None,
 ) -> Tensor:
-    kernel = dispatch.load(OP, q, backend)
+    kernel = dispatch.load(OP, q.device, q.dtype, q.shape[2], backend)
     options = activation, pre_scale, post_scale, causal, window
-    return kernel.forward(q, k, v, q_offsets, k_offsets, max_q, max_k, *options)
+    output: Tensor = kernel.forward(q, k, v, q_offsets, k_offsets, schedule, *options)
+    return output
 
 
-@torch.library.custom_op("gemctl::gdpa_backward", mutates_args=())
-def _backward(
+def _fake(q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor | None, k_offsets: Tensor, *rest: Any) -> Tensor:
+    batch = 1 if q_offsets is not None else k_offsets.shape[0] - 1
+    return q.new_empty(q.shape[0] * batch, *q.shape[1:])
+
+
+class _Gdpa(Differentiable):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, rest: tuple[Any, ...], run: Any) -> Tensor:
+        output: Tensor = run(q, k, v, *rest)
+        q_offsets, k_offsets, schedule, *options = rest
+        ctx.save_for_backward(q, k, v, q_offsets, k_offsets, *schedule)
+        ctx.options = options
+        return output
+
+    @staticmethod
+    @once
+    def backward(ctx: Any, saved: tuple[Tensor, ...], grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        return *_backward(grad_output, *saved[:5], saved[5:], *ctx.options), None, None
+
+
+_forward = Op(OP, _kernel, _fake, _Gdpa, differentiable=3)
+
+
+def _backward_kernel(
     grad_output: Tensor,
     q: Tensor,
     k: Tensor,
     v: Tensor,
     q_offsets: Tensor | None,
     k_offsets: Tensor,
-    max_q: int,
-    max_k: int,
+    schedule: list[Tensor],
     activation: str,
     pre_scale: float,
     post_scale: float,
@@ -127,32 +153,19 @@ def _backward(
     window: int | None,
     backend: str | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    kernel = dispatch.load(OP, q, backend)
+    kernel = dispatch.load(OP, q.device, q.dtype, q.shape[2], backend)
     options = activation, pre_scale, post_scale, causal, window
-    return kernel.backward(grad_output, q, k, v, q_offsets, k_offsets, max_q, max_k, *options)
+    grads: tuple[Tensor, Tensor, Tensor] = kernel.backward(
+        grad_output, q, k, v, q_offsets, k_offsets, schedule, *options
+    )
+    return grads
 
 
-@_forward.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor | None, k_offsets: Tensor, *rest: Any) -> Tensor:
-    batch = 1 if q_offsets is not None else k_offsets.shape[0] - 1
-    return q.new_empty(q.shape[0] * batch, *q.shape[1:])
-
-
-@_backward.register_fake
-def _(grad_output: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _backward_fake(grad_output: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:5])
-    ctx.options = inputs[5:]
-
-
-def _autograd(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-    return *_backward(grad_output, *ctx.saved_tensors, *ctx.options), *[None] * 10
-
-
-_forward.register_autograd(_autograd, setup_context=_setup_context)
+_backward = Op(f"{OP}_backward", _backward_kernel, _backward_fake)
 
 
 def _pairs(q: Tensor, q_offsets: Tensor | None, k_offsets: Tensor, causal: bool, window: int | None) -> int:
@@ -163,11 +176,11 @@ def _pairs(q: Tensor, q_offsets: Tensor | None, k_offsets: Tensor, causal: bool,
 
 @register_flop_formula(torch.ops.gemctl.gdpa, get_raw=True)
 def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any, out_val: Any = None) -> int:
-    q_offsets, k_offsets, _, _, _, _, _, causal, window, _ = rest
+    q_offsets, k_offsets, _, _, _, _, causal, window, _ = rest
     return flops.attention_forward(_pairs(q, q_offsets, k_offsets, causal, window), q.shape[1], q.shape[2])
 
 
 @register_flop_formula(torch.ops.gemctl.gdpa_backward, get_raw=True)
 def _(grad_output: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any, out_val: Any = None) -> int:
-    q_offsets, k_offsets, _, _, _, _, _, causal, window, _ = rest
+    q_offsets, k_offsets, _, _, _, _, causal, window, _ = rest
     return flops.attention_backward(_pairs(q, q_offsets, k_offsets, causal, window), q.shape[1], q.shape[2])

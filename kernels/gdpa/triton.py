@@ -1,16 +1,22 @@
 """GDPA of jagged sequences in Triton, for any GPU: the kernels of gemctl/kernels/triton_attention.py."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from gemctl.kernels import schedule
 from gemctl.kernels.gdpa.activation import Activation
-from gemctl.kernels.jagged import every
+from gemctl.kernels.tables import Table, slots
 from gemctl.kernels.triton_attention import forward_kernel, grad_kv_kernel, grad_q_kernel
 from gemctl.kernels.triton_launch import block_dim, empty, has_hardware_tanh, launch, reach, rows, strides
-from gemctl.kernels.triton_tilings import PRECISION, Part, tiling
+from gemctl.kernels.triton_tilings import PRECISION, Part, Sizes, attention_tables, tiling
+
+_NO_BIAS = (0, 0, 0, 0, 0)  # its strides, rows and keys; some tensor stands in for it, for the LSE and for DELTA
+
+
+def tables(
+    dtype: torch.dtype, device: torch.device, size: int, causal: bool, window: int | None, biased: bool
+) -> tuple[Table, ...]:
+    """Those of the forward and of the gradients of q and of k and v."""
+    return attention_tables("activation", dtype, device, causal, window)
 
 
 def forward(
@@ -19,8 +25,7 @@ def forward(
     v: Tensor,
     q_offsets: Tensor | None,
     k_offsets: Tensor,
-    max_q: int,
-    max_k: int,
+    schedule: list[Tensor],
     activation: str,
     pre_scale: float,
     post_scale: float,
@@ -30,15 +35,15 @@ def forward(
     """Output [ΣLq, H, D], or [B·S, H, D] where q_offsets is None and q [S, H, D] belongs to every row."""
     q, k, v = rows(q), rows(k), rows(v)
     (heads, dim), batch = q.shape[1:], k_offsets.shape[0] - 1
-    offsets = every(q.shape[0], k_offsets) if q_offsets is None else q_offsets
     tokens = q.shape[0] * (batch if q_offsets is None else 1)
     output = empty((tokens, heads, dim), q.dtype, q.device)
-    sizes, (behind, ahead) = _sizes(q, activation, causal, window, q_offsets is None), reach(causal, window)
     tile = tiling(Part.FORWARD, activation, output, batch)
-    order = schedule.tiles(offsets, tokens, tile.own, k_offsets, behind, ahead)
-    args = q, k, v, output, q, q, order, offsets, k_offsets, *strides(q, k, v), *[0] * 5
-    numbers = heads, heads // k.shape[1], pre_scale, post_scale, behind, ahead
-    launch(forward_kernel, order.shape[0] * heads, tile, *args, *numbers, **sizes, BM=tile.own, BN=tile.other)
+    offsets = schedule[3] if q_offsets is None else q_offsets
+    tensors = q, k, v, output, q, q, schedule[0], offsets, k_offsets
+    factors = heads, heads // k.shape[1], pre_scale, post_scale, *reach(causal, window)
+    constants = *_sizes(q, activation, causal, window, q_offsets is None), tile.own, tile.other, PRECISION
+    programs = slots(tokens, tile.own, batch) * heads
+    launch(forward_kernel, programs, tile, tensors, (*strides(q, k, v), *_NO_BIAS, *factors), constants)
     return output
 
 
@@ -49,8 +54,7 @@ def backward(
     v: Tensor,
     q_offsets: Tensor | None,
     k_offsets: Tensor,
-    max_q: int,
-    max_k: int,
+    schedule: list[Tensor],
     activation: str,
     pre_scale: float,
     post_scale: float,
@@ -60,31 +64,30 @@ def backward(
     """Gradients of q, k, v."""
     q, k, v, grad = rows(q), rows(k), rows(v), rows(grad_output)
     heads, key_heads, batch = q.shape[1], k.shape[1], k_offsets.shape[0] - 1
-    offsets = every(q.shape[0], k_offsets) if q_offsets is None else q_offsets
+    offsets = schedule[3] if q_offsets is None else q_offsets
     # Shared queries get a part from every row; the parts are summed in float32.
     grad_q = empty(grad.shape, torch.float32 if q_offsets is None else q.dtype, q.device)
     grad_k, grad_v = (empty(x.shape, x.dtype, x.device) for x in (k, v))
-    sizes, (behind, ahead) = _sizes(q, activation, causal, window, q_offsets is None), reach(causal, window)
-    lines, both = (*strides(q, k, v, grad), *[0] * 5), pre_scale * post_scale
+    sizes, reaches = _sizes(q, activation, causal, window, q_offsets is None), reach(causal, window)
+    lines, both = (*strides(q, k, v, grad), *_NO_BIAS), pre_scale * post_scale
 
     tile = tiling(Part.GRAD_Q, activation, grad, batch)
-    order = schedule.tiles(offsets, grad.shape[0], tile.own, k_offsets, behind, ahead)
-    args = q, k, v, grad, q, q, q, grad_q, q, order, offsets, k_offsets, *lines
-    numbers = heads, heads // key_heads, pre_scale, both, behind, ahead
-    launch(grad_q_kernel, order.shape[0] * heads, tile, *args, *numbers, **sizes, BM=tile.own, BN=tile.other)
+    tensors = q, k, v, grad, q, q, q, grad_q, q, schedule[1], offsets, k_offsets
+    numbers = *lines, heads, heads // key_heads, pre_scale, both, *reaches
+    programs = slots(grad.shape[0], tile.own, batch) * heads
+    launch(grad_q_kernel, programs, tile, tensors, numbers, (*sizes, tile.own, tile.other, PRECISION))
 
     tile = tiling(Part.GRAD_KV, activation, k, batch)
-    order = schedule.tiles(k_offsets, k.shape[0], tile.own, offsets, ahead, behind)
-    args = q, k, v, grad, q, q, grad_k, grad_v, q, order, offsets, k_offsets, *lines
-    of_keys = key_heads, heads // key_heads, pre_scale, both, post_scale, behind, ahead
-    launch(grad_kv_kernel, order.shape[0] * key_heads, tile, *args, *of_keys, **sizes, BN=tile.own, BM=tile.other)
+    tensors = q, k, v, grad, q, q, grad_k, grad_v, q, schedule[2], offsets, k_offsets
+    numbers = *lines, key_heads, heads // key_heads, pre_scale, both, post_scale, *reaches
+    programs = slots(k.shape[0], tile.own, batch) * key_heads
+    launch(grad_kv_kernel, programs, tile, tensors, numbers, (*sizes, tile.other, tile.own, PRECISION))
     if q_offsets is None:
         grad_q = grad_q.view(batch, *q.shape).sum(0).to(q.dtype)
     return grad_q, grad_k, grad_v
 
 
-def _sizes(q: Tensor, activation: str, causal: bool, window: int | None, broadcast: bool) -> dict[str, Any]:
+def _sizes(q: Tensor, activation: str, causal: bool, window: int | None, broadcast: bool) -> Sizes:
     fast = activation == Activation.FAST_GELU and q.dtype.itemsize == 2 and has_hardware_tanh()
-    kind = {"KIND": str(activation), "FAST": fast, "POSITIONAL": causal or window is not None, "BIASED": False}
-    dims = {"D": q.shape[2], "BLOCK_D": block_dim(q.shape[2]), "PRECISION": PRECISION}
-    return kind | {"BROADCAST": broadcast} | dims
+    dim, positional = q.shape[2], causal or window is not None
+    return Sizes(str(activation), fast, positional, broadcast, False, dim, block_dim(dim))

@@ -18,6 +18,8 @@ from torch.utils.flop_counter import register_flop_formula
 from gemctl.kernels import dispatch
 from gemctl.kernels.jagged import check, compute_dtype, lengths
 from gemctl.kernels.jagged_flash_attention import reference
+from gemctl.kernels.library import Differentiable, Op, once
+from gemctl.kernels.tables import tile_tables
 from gemctl.specs import flops
 
 OP = "jagged_flash_attention"
@@ -55,8 +57,13 @@ def jagged_flash_attention(
         return reference.jagged_flash_attention(
             q, k, v, q_offsets, k_offsets, max_q, max_k, scale=scale, causal=causal, window=window, bias=bias
         )
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    return _forward(q, k, v, q_offsets, k_offsets, max_q, max_k, scale, causal, window, bias, dispatch.named())[0]
+    scale = q.shape[2] ** -0.5 if scale is None else scale
+    sizes = q.shape[0], k.shape[0], q.dtype, q.shape[2]
+    biased = bias is not None
+    schedule = tile_tables(OP, q_offsets, k_offsets, *sizes, causal=causal, window=window, biased=biased)
+    rest = q_offsets, k_offsets, schedule, scale, causal, window, dispatch.named()
+    output: Tensor = _forward(q, k, v, bias, *rest)[0]
+    return output
 
 
 def _bias_problems(q: Tensor, bias: Tensor | None) -> list[str]:
@@ -71,94 +78,94 @@ def _bias_problems(q: Tensor, bias: Tensor | None) -> list[str]:
     return problems
 
 
-@torch.library.custom_op("gemctl::jagged_flash_attention", mutates_args=())
-def _forward(
+def _kernel(
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    bias: Tensor | None,
     q_offsets: Tensor,
     k_offsets: Tensor,
-    max_q: int,
-    max_k: int,
+    schedule: list[Tensor],
     scale: float,
     causal: bool,
     window: int | None,
-    bias: Tensor | None,
     backend: str | None,
 ) -> tuple[Tensor, Tensor]:
-    kernel = dispatch.load(OP, q, backend)
-    return kernel.forward(q, k, v, q_offsets, k_offsets, max_q, max_k, scale, causal, window, bias)
+    kernel = dispatch.load(OP, q.device, q.dtype, q.shape[2], backend)
+    output, lse = kernel.forward(q, k, v, q_offsets, k_offsets, schedule, scale, causal, window, bias)
+    return output, lse
 
 
-@torch.library.custom_op("gemctl::jagged_flash_attention_backward", mutates_args=())
-def _backward(
+def _fake(q: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    return q.new_empty(q.shape), q.new_empty(q.shape[:2], dtype=compute_dtype(q.dtype))
+
+
+class _JaggedFlashAttention(Differentiable):
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, rest: tuple[Any, ...], run: Any
+    ) -> tuple[Tensor, Tensor]:
+        output, lse = run(q, k, v, bias, *rest)
+        q_offsets, k_offsets, schedule, *options = rest
+        ctx.save_for_backward(output, lse, q, k, v, bias, q_offsets, k_offsets, *schedule)
+        ctx.options = options
+        ctx.mark_non_differentiable(lse)
+        ctx.set_materialize_grads(False)  # no zeros for the LSE
+        return output, lse
+
+    @staticmethod
+    @once
+    def backward(ctx: Any, saved: tuple[Tensor, ...], grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        needs_bias_grad = ctx.needs_input_grad[3]
+        *grads, grad_bias = _backward(grad_output, *saved[:8], saved[8:], needs_bias_grad, *ctx.options)
+        return *grads, grad_bias if needs_bias_grad else None, None, None
+
+
+_forward = Op(OP, _kernel, _fake, _JaggedFlashAttention, differentiable=4)
+
+
+def _backward_kernel(
     grad_output: Tensor,
     output: Tensor,
     lse: Tensor,
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    bias: Tensor | None,
     q_offsets: Tensor,
     k_offsets: Tensor,
-    max_q: int,
-    max_k: int,
+    schedule: list[Tensor],
+    needs_bias_grad: bool,
     scale: float,
     causal: bool,
     window: int | None,
-    bias: Tensor | None,
-    needs_bias_grad: bool,
     backend: str | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    kernel = dispatch.load(OP, q, backend)
-    return kernel.backward(
-        grad_output,
-        output,
-        lse,
-        q,
-        k,
-        v,
-        q_offsets,
-        k_offsets,
-        max_q,
-        max_k,
-        scale,
-        causal,
-        window,
-        bias,
-        needs_bias_grad,
-    )
+    kernel = dispatch.load(OP, q.device, q.dtype, q.shape[2], backend)
+    saved = grad_output, output, lse, q, k, v, q_offsets, k_offsets, schedule
+    grads: tuple[Tensor, Tensor, Tensor, Tensor] = kernel.backward(*saved, scale, causal, window, bias, needs_bias_grad)
+    return grads
 
 
-@_forward.register_fake
-def _(q: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    return q.new_empty(q.shape), q.new_empty(q.shape[:2], dtype=compute_dtype(q.dtype))
-
-
-@_backward.register_fake
-def _(grad_output: Tensor, output: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Any:
-    bias, needs_bias_grad = rest[7], rest[8]
-    grad_bias = bias.new_empty(bias.shape) if needs_bias_grad else q.new_empty(0)
+def _backward_fake(
+    grad_output: Tensor,
+    output: Tensor,
+    lse: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    q_offsets: Tensor,
+    k_offsets: Tensor,
+    schedule: list[Tensor],
+    needs_bias_grad: bool,
+    *rest: Any,
+) -> tuple[Tensor, ...]:
+    grad_bias = q.new_empty(0) if bias is None or not needs_bias_grad else bias.new_empty(bias.shape)
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), grad_bias
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, q_offsets, k_offsets, max_q, max_k, scale, causal, window, bias, backend = inputs
-    ctx.save_for_backward(q, k, v, q_offsets, k_offsets, bias, *output)
-    ctx.options = (max_q, max_k, scale, causal, window)
-    ctx.backend = backend
-    ctx.mark_non_differentiable(output[1])
-
-
-def _autograd(ctx: Any, grad_output: Tensor, grad_lse: Tensor) -> tuple[Tensor | None, ...]:
-    q, k, v, q_offsets, k_offsets, bias, output, lse = ctx.saved_tensors
-    needs_bias_grad = bool(ctx.needs_input_grad[10])
-    grad_q, grad_k, grad_v, grad_bias = _backward(
-        grad_output, output, lse, q, k, v, q_offsets, k_offsets, *ctx.options, bias, needs_bias_grad, ctx.backend
-    )
-    return grad_q, grad_k, grad_v, *[None] * 7, grad_bias if needs_bias_grad else None, None
-
-
-_forward.register_autograd(_autograd, setup_context=_setup_context)
+_backward = Op(f"{OP}_backward", _backward_kernel, _backward_fake)
 
 
 def _pairs(q_offsets: Tensor, k_offsets: Tensor, causal: bool, window: int | None) -> int:
@@ -166,14 +173,12 @@ def _pairs(q_offsets: Tensor, k_offsets: Tensor, causal: bool, window: int | Non
 
 
 @register_flop_formula(torch.ops.gemctl.jagged_flash_attention, get_raw=True)
-def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any, out_val: Any = None) -> int:
-    q_offsets, k_offsets, _, _, _, causal, window, *_ = rest
+def _(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *rest: Any, out_val: Any = None) -> int:
+    q_offsets, k_offsets, _, _, causal, window, _ = rest
     return flops.attention_forward(_pairs(q_offsets, k_offsets, causal, window), q.shape[1], q.shape[2])
 
 
 @register_flop_formula(torch.ops.gemctl.jagged_flash_attention_backward, get_raw=True)
-def _(
-    grad: Tensor, output: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any, out_val: Any = None
-) -> int:
-    q_offsets, k_offsets, _, _, _, causal, window, *_ = rest
+def _(grad_output: Tensor, output: Tensor, lse: Tensor, q: Tensor, *rest: Any, out_val: Any = None) -> int:
+    _, _, _, q_offsets, k_offsets, _, _, _, causal, window, _ = rest
     return flops.attention_backward(_pairs(q_offsets, k_offsets, causal, window), q.shape[1], q.shape[2])

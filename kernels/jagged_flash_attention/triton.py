@@ -8,17 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gemctl.kernels import schedule
-from gemctl.kernels.triton_attention import (
-    forward_kernel,
-    grad_bias_kernel,
-    grad_kv_kernel,
-    grad_q_kernel,
-)
-from gemctl.kernels.triton_launch import block_dim, empty, launch, reach, rows, strides
-from gemctl.kernels.triton_tilings import PRECISION, Part, tiling
+from gemctl.kernels.tables import Table, slots
+from gemctl.kernels.triton_attention import forward_kernel, grad_bias_kernel, grad_kv_kernel, grad_q_kernel
+from gemctl.kernels.triton_launch import FAR_ROWS, block_dim, empty, launch, reach, rows, strides
+from gemctl.kernels.triton_tilings import PRECISION, Part, Sizes, attention_tables, tiling
 
 LOG2_E = 1.4426950408889634
+
+
+def tables(
+    dtype: torch.dtype, device: torch.device, size: int, causal: bool, window: int | None, biased: bool
+) -> tuple[Table, ...]:
+    """Those of the forward and of the gradients of q and of k and v."""
+    return attention_tables("softmax", dtype, device, causal, window, biased)
 
 
 def forward(
@@ -27,15 +29,14 @@ def forward(
     v: Tensor,
     q_offsets: Tensor,
     k_offsets: Tensor,
-    max_q: int,
-    max_k: int,
+    schedule: list[Tensor],
     scale: float,
     causal: bool,
     window: int | None,
     bias: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """(output [ΣLq, H, D], LSE [ΣLq, H] in float32; −inf for a query that sees no key)."""
-    return attend(q, k, v, q_offsets, k_offsets, scale, causal, window, bias)
+    return attend(q, k, v, q_offsets, k_offsets, schedule, scale, causal, window, bias)
 
 
 def backward(
@@ -47,8 +48,7 @@ def backward(
     v: Tensor,
     q_offsets: Tensor,
     k_offsets: Tensor,
-    max_q: int,
-    max_k: int,
+    schedule: list[Tensor],
     scale: float,
     causal: bool,
     window: int | None,
@@ -57,7 +57,7 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v and, where asked for, of the bias (else an empty tensor)."""
     return attend_backward(
-        grad_output, output, lse, q, k, v, q_offsets, k_offsets, scale, causal, window, bias, needs_bias_grad
+        grad_output, output, lse, q, k, v, q_offsets, k_offsets, schedule, scale, causal, window, bias, needs_bias_grad
     )
 
 
@@ -67,6 +67,7 @@ def attend(
     v: Tensor,
     q_offsets: Tensor,
     k_offsets: Tensor,
+    schedule: list[Tensor],
     scale: float,
     causal: bool = False,
     window: int | None = None,
@@ -81,12 +82,12 @@ def attend(
     output = empty((tokens, heads, dim), q.dtype, q.device)
     lse = empty((tokens, heads), torch.float32, q.device)
     tile = tiling(Part.FORWARD, "softmax", output, batch, bias is not None)
-    behind, ahead = reach(causal, window)
-    order = schedule.tiles(q_offsets, tokens, tile.own, k_offsets, behind, ahead)
-    args = q, k, v, output, lse, *_bias(q, bias)[:1], order, q_offsets, k_offsets
-    numbers = *strides(q, k, v), *_bias(q, bias)[1:], heads, heads // k.shape[1], scale * LOG2_E, 1.0, behind, ahead
-    sizes = _sizes(q, causal, window, bias, broadcast) | {"BM": tile.own, "BN": tile.other}
-    launch(forward_kernel, order.shape[0] * heads, tile, *args, *numbers, **sizes)
+    added, *bias_numbers = _bias(q, bias)
+    tensors = q, k, v, output, lse, added, schedule[0], q_offsets, k_offsets
+    factors = heads, heads // k.shape[1], scale * LOG2_E, 1.0, *reach(causal, window)
+    constants = *_sizes(q, causal, window, bias, broadcast), tile.own, tile.other, PRECISION
+    programs = slots(tokens, tile.own, batch) * heads
+    launch(forward_kernel, programs, tile, tensors, (*strides(q, k, v), *bias_numbers, *factors), constants)
     return output, lse
 
 
@@ -99,6 +100,7 @@ def attend_backward(
     v: Tensor,
     q_offsets: Tensor,
     k_offsets: Tensor,
+    schedule: list[Tensor],
     scale: float,
     causal: bool = False,
     window: int | None = None,
@@ -111,53 +113,50 @@ def attend_backward(
     q, scale = _positive(q, scale)
     q, k, v, grad = rows(q), rows(k), rows(v), rows(grad_output)
     heads, key_heads, batch = q.shape[1], k.shape[1], q_offsets.shape[0] - 1
-    behind, ahead = reach(causal, window)
     delta = empty(lse.shape, torch.float32, q.device)
     grad_q = empty(output.shape, torch.float32 if broadcast else q.dtype, q.device)
     grad_k, grad_v = (empty(x.shape, x.dtype, x.device) for x in (k, v))
-    lines = strides(q, k, v, grad)
-    saved, bias_numbers = (lse, delta), _bias(q, bias)
-    common = _sizes(q, causal, window, bias, broadcast)
+    added, *bias_numbers = _bias(q, bias)
+    lines, reaches = (*strides(q, k, v, grad), *bias_numbers), reach(causal, window)
+    sizes = _sizes(q, causal, window, bias, broadcast)
 
     tile = tiling(Part.GRAD_Q, "softmax", output, batch, bias is not None)
-    order = schedule.tiles(q_offsets, output.shape[0], tile.own, k_offsets, behind, ahead)
-    args = q, k, v, grad, output.contiguous(), *saved, grad_q, bias_numbers[0], order, q_offsets, k_offsets
-    numbers = *lines, *bias_numbers[1:], heads, heads // key_heads, scale * LOG2_E, scale, behind, ahead
-    sizes = common | {"BM": tile.own, "BN": tile.other}
-    launch(grad_q_kernel, order.shape[0] * heads, tile, *args, *numbers, **sizes)
+    tensors = q, k, v, grad, output.contiguous(), lse, delta, grad_q, added, schedule[1], q_offsets, k_offsets
+    numbers = *lines, heads, heads // key_heads, scale * LOG2_E, scale, *reaches
+    programs = slots(output.shape[0], tile.own, batch) * heads
+    launch(grad_q_kernel, programs, tile, tensors, numbers, (*sizes, tile.own, tile.other, PRECISION))
 
     tile = tiling(Part.GRAD_KV, "softmax", k, batch, bias is not None)
-    order = schedule.tiles(k_offsets, k.shape[0], tile.own, q_offsets, ahead, behind)
-    args = q, k, v, grad, *saved, grad_k, grad_v, bias_numbers[0], order, q_offsets, k_offsets
-    numbers = *lines, *bias_numbers[1:], key_heads, heads // key_heads, scale * LOG2_E, scale, 1.0, behind, ahead
-    sizes = common | {"BN": tile.own, "BM": tile.other}
-    launch(grad_kv_kernel, order.shape[0] * key_heads, tile, *args, *numbers, **sizes)
+    tensors = q, k, v, grad, lse, delta, grad_k, grad_v, added, schedule[2], q_offsets, k_offsets
+    numbers = *lines, key_heads, heads // key_heads, scale * LOG2_E, scale, 1.0, *reaches
+    programs = slots(k.shape[0], tile.own, batch) * key_heads
+    launch(grad_kv_kernel, programs, tile, tensors, numbers, (*sizes, tile.other, tile.own, PRECISION))
 
     if sign != 1:
         grad_q *= sign
     if bias is None or not needs_bias_grad:
         return grad_q, grad_k, grad_v, q.new_empty(0)
-    offsets = q_offsets, k_offsets
-    return grad_q, grad_k, grad_v, _grad_bias((q, k, v, grad, *saved), offsets, lines, bias, scale, behind, ahead)
+    saved = q, k, v, grad, lse, delta
+    return grad_q, grad_k, grad_v, _grad_bias(saved, q_offsets, k_offsets, lines, bias, scale, reaches)
 
 
 def _grad_bias(
     tensors: tuple[Tensor, ...],
-    offsets: tuple[Tensor, Tensor],
+    q_offsets: Tensor,
+    k_offsets: Tensor,
     lines: tuple[int, ...],
     bias: Tensor,
     scale: float,
-    behind: int,
-    ahead: int,
+    reaches: tuple[int, int],
 ) -> Tensor:
     q, k = tensors[:2]
     tile = tiling(Part.GRAD_BIAS, "softmax", q, 1, biased=True)
     grad_bias = empty(bias.shape, bias.dtype, bias.device)
     programs = bias.shape[0] * -(-bias.shape[1] // tile.own) * -(-bias.shape[2] // tile.other)
-    batch, heads = offsets[0].shape[0] - 1, q.shape[1]
-    args = *tensors, grad_bias, bias, *offsets, *lines, *_bias(q, bias)[1:], heads, heads // k.shape[1], batch
-    sizes = _dims(q) | {"BM": tile.own, "BN": tile.other}
-    launch(grad_bias_kernel, programs, tile, *args, scale * LOG2_E, behind, ahead, **sizes)
+    tensors = *tensors, grad_bias, _bias(q, bias)[0], q_offsets, k_offsets
+    numbers = *lines, q.shape[1], q.shape[1] // k.shape[1], scale * LOG2_E, *reaches
+    constants = q.shape[2], block_dim(q.shape[2]), tile.own, tile.other, PRECISION
+    launch(grad_bias_kernel, programs, tile, tensors, numbers, constants, (q_offsets.shape[0] - 1,))
     return grad_bias
 
 
@@ -172,13 +171,12 @@ def _positive(q: Tensor, scale: float) -> tuple[Tensor, float]:
 
 def _bias(q: Tensor, bias: Tensor | None) -> tuple[Any, ...]:
     """The bias (any tensor in its place), its strides, its rows and keys."""
-    return (q, 0, 0, 0, 0, 0) if bias is None else (bias, *bias.stride(), *bias.shape[1:])
+    if bias is None:
+        return q, 0, 0, 0, 0, 0
+    bias = bias if max(bias.stride()[1:]) < FAR_ROWS else bias.contiguous()
+    return bias, *bias.stride(), *bias.shape[1:]
 
 
-def _dims(q: Tensor) -> dict[str, Any]:
-    return {"D": q.shape[2], "BLOCK_D": block_dim(q.shape[2]), "PRECISION": PRECISION}
-
-
-def _sizes(q: Tensor, causal: bool, window: int | None, bias: Tensor | None, broadcast: bool) -> dict[str, Any]:
-    kind = {"KIND": "softmax", "FAST": False, "BIASED": bias is not None, "BROADCAST": broadcast}
-    return kind | {"POSITIONAL": causal or window is not None} | _dims(q)
+def _sizes(q: Tensor, causal: bool, window: int | None, bias: Tensor | None, broadcast: bool) -> Sizes:
+    dim, positional = q.shape[2], causal or window is not None
+    return Sizes("softmax", False, positional, broadcast, bias is not None, dim, block_dim(dim))

@@ -14,7 +14,9 @@ from gemctl.kernels.fused import fused, fused_backward, gather, scatter
 from gemctl.kernels.jagged import check_offsets, compute_dtype
 
 
-def forward(seeds: Tensor, k: Tensor, v: Tensor, k_offsets: Tensor, max_k: int, scale: float) -> tuple[Tensor, Tensor]:
+def forward(
+    seeds: Tensor, k: Tensor, v: Tensor, k_offsets: Tensor, schedule: list[Tensor], scale: float
+) -> tuple[Tensor, Tensor]:
     """(output [B, S, H, D], LSE [B, S, H] in float32, for float64 inputs float64; −inf for an empty row)."""
     batch, heads, dtype = k_offsets.shape[0] - 1, seeds.shape[1], compute_dtype(seeds.dtype)
     output = seeds.new_zeros(batch, *seeds.shape)
@@ -35,7 +37,7 @@ def backward(
     k: Tensor,
     v: Tensor,
     k_offsets: Tensor,
-    max_k: int,
+    schedule: list[Tensor],
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of seeds, k, v."""

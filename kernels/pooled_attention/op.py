@@ -17,7 +17,9 @@ from torch.utils.flop_counter import register_flop_formula
 
 from gemctl.kernels import dispatch
 from gemctl.kernels.jagged import check, compute_dtype, lengths
+from gemctl.kernels.library import Differentiable, Op, once
 from gemctl.kernels.pooled_attention import reference
+from gemctl.kernels.tables import tile_tables
 from gemctl.specs import flops
 
 OP = "pooled_attention"
@@ -39,19 +41,51 @@ def pooled_attention(
     check(OP, seeds, k, v, {"k_offsets": k_offsets}, query="seeds")
     if dispatch.named() == dispatch.REFERENCE:
         return reference.pooled_attention(seeds, k, v, k_offsets, max_k, scale=scale)
-    scale = seeds.shape[-1] ** -0.5 if scale is None else scale
-    return _forward(seeds, k, v, k_offsets, max_k, scale, dispatch.named())[0]
+    scale = seeds.shape[2] ** -0.5 if scale is None else scale
+    (count, heads, dim), batch = seeds.shape, k_offsets.shape[0] - 1
+    held = count * heads // k.shape[1]
+    schedule = tile_tables(OP, None, k_offsets, count * batch, k.shape[0], seeds.dtype, dim, size=held)
+    output: Tensor = _forward(seeds, k, v, k_offsets, schedule, scale, dispatch.named())[0]
+    return output
 
 
-@torch.library.custom_op("gemctl::pooled_attention", mutates_args=())
-def _forward(
-    seeds: Tensor, k: Tensor, v: Tensor, k_offsets: Tensor, max_k: int, scale: float, backend: str | None
+def _kernel(
+    seeds: Tensor, k: Tensor, v: Tensor, k_offsets: Tensor, schedule: list[Tensor], scale: float, backend: str | None
 ) -> tuple[Tensor, Tensor]:
-    return dispatch.load(OP, seeds, backend).forward(seeds, k, v, k_offsets, max_k, scale)
+    kernel = dispatch.load(OP, seeds.device, seeds.dtype, seeds.shape[2], backend)
+    output, lse = kernel.forward(seeds, k, v, k_offsets, schedule, scale)
+    return output, lse
 
 
-@torch.library.custom_op("gemctl::pooled_attention_backward", mutates_args=())
-def _backward(
+def _fake(seeds: Tensor, k: Tensor, v: Tensor, k_offsets: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    batch = k_offsets.shape[0] - 1
+    lse = seeds.new_empty(batch, *seeds.shape[:2], dtype=compute_dtype(seeds.dtype))
+    return seeds.new_empty(batch, *seeds.shape), lse
+
+
+class _PooledAttention(Differentiable):
+    @staticmethod
+    def forward(
+        ctx: Any, seeds: Tensor, k: Tensor, v: Tensor, rest: tuple[Any, ...], run: Any
+    ) -> tuple[Tensor, Tensor]:
+        output, lse = run(seeds, k, v, *rest)
+        k_offsets, schedule, *options = rest
+        ctx.save_for_backward(output, lse, seeds, k, v, k_offsets, *schedule)
+        ctx.options = options
+        ctx.mark_non_differentiable(lse)
+        ctx.set_materialize_grads(False)  # no zeros for the LSE
+        return output, lse
+
+    @staticmethod
+    @once
+    def backward(ctx: Any, saved: tuple[Tensor, ...], grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        return *_backward(grad_output, *saved[:6], saved[6:], *ctx.options), None, None
+
+
+_forward = Op(OP, _kernel, _fake, _PooledAttention, differentiable=3)
+
+
+def _backward_kernel(
     grad_output: Tensor,
     output: Tensor,
     lse: Tensor,
@@ -59,38 +93,23 @@ def _backward(
     k: Tensor,
     v: Tensor,
     k_offsets: Tensor,
-    max_k: int,
+    schedule: list[Tensor],
     scale: float,
     backend: str | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    kernel = dispatch.load(OP, seeds, backend)
-    return kernel.backward(grad_output, output, lse, seeds, k, v, k_offsets, max_k, scale)
+    kernel = dispatch.load(OP, seeds.device, seeds.dtype, seeds.shape[2], backend)
+    saved = grad_output, output, lse, seeds, k, v, k_offsets, schedule
+    grads: tuple[Tensor, Tensor, Tensor] = kernel.backward(*saved, scale)
+    return grads
 
 
-@_forward.register_fake
-def _(seeds: Tensor, k: Tensor, v: Tensor, k_offsets: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    batch = k_offsets.shape[0] - 1
-    lse = seeds.new_empty(batch, *seeds.shape[:2], dtype=compute_dtype(seeds.dtype))
-    return seeds.new_empty(batch, *seeds.shape), lse
-
-
-@_backward.register_fake
-def _(grad_output: Tensor, output: Tensor, lse: Tensor, seeds: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Any:
+def _backward_fake(
+    grad_output: Tensor, output: Tensor, lse: Tensor, seeds: Tensor, k: Tensor, v: Tensor, *rest: Any
+) -> tuple[Tensor, ...]:
     return seeds.new_empty(seeds.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(*inputs[:4], *output)
-    ctx.options = inputs[4:]
-    ctx.mark_non_differentiable(output[1])
-
-
-def _autograd(ctx: Any, grad_output: Tensor, grad_lse: Tensor) -> tuple[Tensor | None, ...]:
-    seeds, k, v, k_offsets, output, lse = ctx.saved_tensors
-    return *_backward(grad_output, output, lse, seeds, k, v, k_offsets, *ctx.options), *[None] * 4
-
-
-_forward.register_autograd(_autograd, setup_context=_setup_context)
+_backward = Op(f"{OP}_backward", _backward_kernel, _backward_fake)
 
 
 @register_flop_formula(torch.ops.gemctl.pooled_attention, get_raw=True)

@@ -7,46 +7,53 @@ the seeds' gradient, summed afterwards in one fixed order. More than `MAX_SEEDS`
 they go through jagged attention with queries that every row shares. Offsets' values are not checked.
 """
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from gemctl.kernels import schedule
-from gemctl.kernels.jagged import every
 from gemctl.kernels.jagged_flash_attention.triton import attend, attend_backward
+from gemctl.kernels.tables import Table, slots
 from gemctl.kernels.triton_attention import load_rows, store_rows
 from gemctl.kernels.triton_launch import Tiling, block_dim, empty, launch, rows, strides
 from gemctl.kernels.triton_scores import LN_2, LOG2_E
-from gemctl.kernels.triton_tilings import PRECISION
+from gemctl.kernels.triton_tilings import PRECISION, attention_tables
 
 CHUNK = 1024  # keys of a program
 MAX_SEEDS = 64  # seeds times query heads of one key head
 _LOG2_E = 1.4426950408889634
 
 
-def forward(seeds: Tensor, k: Tensor, v: Tensor, k_offsets: Tensor, max_k: int, scale: float) -> tuple[Tensor, Tensor]:
+def tables(
+    dtype: torch.dtype, device: torch.device, size: int, causal: bool, window: int | None, biased: bool
+) -> tuple[Table, ...]:
+    """The chunks of keys: one table, forward and backward; for many seeds those of attention."""
+    if size > MAX_SEEDS:
+        return attention_tables("softmax", dtype, device, causal=False, window=None)
+    return (Table(True, CHUNK, CHUNK, 0, 0, pairs=False),)
+
+
+def forward(
+    seeds: Tensor, k: Tensor, v: Tensor, k_offsets: Tensor, schedule: list[Tensor], scale: float
+) -> tuple[Tensor, Tensor]:
     """(output [B, S, H, D], LSE [B, S, H] in float32; −inf for an empty row)."""
     batch, (count, heads, dim), key_heads = k_offsets.shape[0] - 1, seeds.shape, k.shape[1]
     if count * heads // key_heads > MAX_SEEDS:
-        output, lse = attend(seeds, k, v, every(count, k_offsets), k_offsets, scale, broadcast=True)
+        output, lse = attend(seeds, k, v, schedule[3], k_offsets, schedule, scale, broadcast=True)
         return output.view(batch, *seeds.shape), lse.view(batch, count, heads)
     seeds, k, v = rows(seeds), rows(k), rows(v)
-    order = schedule.tiles(k_offsets, k.shape[0], CHUNK)
+    chunks = slots(k.shape[0], CHUNK, batch) if count else 0
     output = empty((batch, *seeds.shape), seeds.dtype, k.device)
     lse = empty((batch, count, heads), torch.float32, k.device)
-    part = empty((order.shape[0], count, heads, dim), torch.float32, k.device)
-    part_lse = empty((order.shape[0], count, heads), torch.float32, k.device)
+    part = empty((chunks, count, heads, dim), torch.float32, k.device)
+    part_lse = empty((chunks, count, heads), torch.float32, k.device)
     tile, sizes = _tiling(seeds), _sizes(seeds, key_heads)
-    numbers = *strides(seeds, k, v), count, key_heads, heads // key_heads, scale * _LOG2_E
-    args = seeds, k, v, output, lse, part, part_lse, order, k_offsets, *numbers
-    programs = 0 if count == 0 else order.shape[0] * key_heads
-    launch(_forward, programs, tile, *args, **sizes, BN=tile.other)
-    sizes.pop("PRECISION")
-    combined = part, part_lse, output, lse, k_offsets, count, key_heads, heads // key_heads
-    launch(_combine, batch if count else 0, Tiling(1, 1, 4, 1), *combined, **sizes)
+    shape = count, key_heads, heads // key_heads
+    tensors = seeds, k, v, output, lse, part, part_lse, schedule[0], k_offsets
+    numbers = *strides(seeds, k, v), *shape, scale * _LOG2_E
+    launch(_forward, chunks * key_heads, tile, tensors, numbers, (*sizes, tile.other, CHUNK, PRECISION))
+    combined = part, part_lse, output, lse, k_offsets
+    launch(_combine, batch if count else 0, Tiling(1, 1, 4, 1), combined, shape, (*sizes, CHUNK))
     return output, lse
 
 
@@ -58,33 +65,32 @@ def backward(
     k: Tensor,
     v: Tensor,
     k_offsets: Tensor,
-    max_k: int,
+    schedule: list[Tensor],
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of seeds, k, v."""
-    (count, heads, dim), key_heads = seeds.shape, k.shape[1]
+    (count, heads, dim), key_heads, batch = seeds.shape, k.shape[1], k_offsets.shape[0] - 1
     if count == 0:
         return seeds.new_zeros(seeds.shape), k.new_zeros(k.shape), v.new_zeros(v.shape)
     if count * heads // key_heads > MAX_SEEDS:
-        saved = grad_output.flatten(0, 1), output.flatten(0, 1), lse.flatten(0, 1)
-        offsets = every(count, k_offsets), k_offsets
-        parts, grad_k, grad_v, _ = attend_backward(*saved, seeds, k, v, *offsets, scale, broadcast=True)
-        return parts.view(-1, *seeds.shape).sum(0).to(seeds.dtype), grad_k, grad_v
+        saved = grad_output.flatten(0, 1), output.flatten(0, 1), lse.flatten(0, 1), seeds, k, v
+        parts, grad_k, grad_v, _ = attend_backward(*saved, schedule[3], k_offsets, schedule, scale, broadcast=True)
+        return parts.view(batch, *seeds.shape).sum(0).to(seeds.dtype), grad_k, grad_v
     seeds, k, v, grad = rows(seeds), rows(k), rows(v), grad_output.contiguous()
-    order = schedule.tiles(k_offsets, k.shape[0], CHUNK)
+    chunks = slots(k.shape[0], CHUNK, batch)
     grad_k, grad_v = (empty(x.shape, x.dtype, x.device) for x in (k, v))
-    parts = empty((order.shape[0], count, heads, dim), torch.float32, k.device)
+    parts = empty((chunks, count, heads, dim), torch.float32, k.device)
     tile, sizes = _tiling(seeds), _sizes(seeds, key_heads)
+    tensors = seeds, k, v, grad, output.contiguous(), lse, grad_k, grad_v, parts, schedule[0], k_offsets
     numbers = *strides(seeds, k, v), count, key_heads, heads // key_heads, scale * _LOG2_E, scale
-    args = seeds, k, v, grad, output.contiguous(), lse, grad_k, grad_v, parts, order, k_offsets, *numbers
-    launch(_backward, order.shape[0] * key_heads, tile, *args, **sizes, BN=tile.other)
+    launch(_backward, chunks * key_heads, tile, tensors, numbers, (*sizes, tile.other, CHUNK, PRECISION))
     return parts.sum(0).to(seeds.dtype), grad_k, grad_v
 
 
-def _sizes(seeds: Tensor, key_heads: int) -> dict[str, Any]:
-    held = block_dim(seeds.shape[0] * seeds.shape[1] // key_heads)
-    dims = {"D": seeds.shape[2], "BLOCK_D": block_dim(seeds.shape[2]), "PRECISION": PRECISION}
-    return dims | {"ROWS": held, "CHUNK": CHUNK}
+def _sizes(seeds: Tensor, key_heads: int) -> tuple[int, int, int]:
+    """D, BLOCK_D and ROWS of all three kernels."""
+    dim = seeds.shape[2]
+    return dim, block_dim(dim), block_dim(seeds.shape[0] * seeds.shape[1] // key_heads)
 
 
 def _tiling(seeds: Tensor) -> Tiling:

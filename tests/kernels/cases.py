@@ -149,8 +149,8 @@ def all_cases() -> list[Case]:
 
 def backends() -> list[str]:
     """The backends that run on the CPU in float64, too; Triton's interpreter has tests of its own."""
-    probe = torch.zeros(1, dtype=torch.float64)
-    return [backend.name for backend in dispatch.BACKENDS if backend.refuses("gdpa", probe) is None]
+    probe = torch.device("cpu"), torch.float64, HEAD_DIM
+    return [backend.name for backend in dispatch.BACKENDS if backend.refuses("gdpa", *probe) is None]
 
 
 def small_cases() -> list[Case]:

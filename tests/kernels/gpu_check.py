@@ -251,22 +251,6 @@ def test_more_than_2_31_elements(op: str) -> None:
             assert error <= 5e-3, name
 
 
-def test_compiles() -> None:
-    def step(q: Tensor, k: Tensor, rows: Tensor) -> Tensor:
-        attended = jagged_flash_attention(q * 2, k, k, rows, rows, 3, 3, causal=True)
-        scored = gdpa(attended, k, k, rows, rows, 3, 3, activation="fast_gelu", pre_scale=0.1)
-        return pooled_attention(q[:2], block_attention(scored, k, k, rows, 3), k, rows, 3)
-
-    compiled = torch.compile(step, fullgraph=True, dynamic=True)
-    for lengths in ([2, 0, 300], [64, 129]):
-        q, k = (torch.randn(sum(lengths), 2, 64, device="cuda", dtype=BF16, requires_grad=True) for _ in range(2))
-        outputs = [run(q, k, offsets(lengths)) for run in (step, compiled)]
-        grads = [torch.autograd.grad(output.square().sum(), (q, k)) for output in outputs]
-        assert torch.allclose(outputs[0], outputs[1], rtol=0.02, atol=1e-3)
-        assert all(torch.allclose(a, b, rtol=0.02, atol=0.02) for a, b in zip(*grads, strict=True))
-    assert set(dispatch.used().values()) == {"triton"}
-
-
 def test_a_short_bias_or_table_gives_nan() -> None:
     """What the host cannot check without waiting for the lengths is at least seen."""
     rows = offsets([100])

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from gemctl.kernels import dispatch
 from gemctl.kernels.block_attention.op import block_attention
 from gemctl.kernels.gdpa.activation import ScoreFunction
 from gemctl.kernels.gdpa.op import gdpa
-from gemctl.kernels.jagged import every
+from gemctl.kernels.jagged import every, kept
 from gemctl.kernels.jagged_flash_attention.op import jagged_flash_attention
 from gemctl.kernels.pooled_attention.op import pooled_attention
 from tests.kernels import cases
@@ -31,25 +32,28 @@ def tensors(*shapes: tuple[int, ...]) -> list[Tensor]:
 def op_calls() -> list[tuple[Any, tuple[Any, ...]]]:
     """Each forward and backward op with real arguments."""
     q, k, v, bias, seeds = tensors((5, 2, 4), (5, 1, 4), (5, 1, 4), (2, 3, 3), (2, 2, 4))
-    ops, rows, sizes = torch.ops.gemctl, (OFFSETS, OFFSETS), (3, 3)
-    flash = (q, k, v, *rows, *sizes, 0.5, True, 1)
+    ops, schedule = torch.ops.gemctl, [OFFSETS]  # which the CPU does not read
+    rows = OFFSETS, OFFSETS, schedule
+    options = *rows, 0.5, True, 1, None
     score = ("gelu_approx", 0.5, 2.0, False, None, None)
-    block = (q, k, v, OFFSETS, 3, 2, 0.5, torch.ones(3, 2), torch.zeros(3, 2), None)
-    output, lse = (x.detach() for x in ops.jagged_flash_attention(*flash, bias, None))
-    pooled = [x.detach() for x in ops.pooled_attention(seeds, k, v, OFFSETS, 3, 0.5, None)]
+    block = (q, k, v, OFFSETS, schedule, 2, 0.5, torch.ones(3, 2), torch.zeros(3, 2), None)
+    output, lse = (x.detach() for x in ops.jagged_flash_attention(q, k, v, bias, *options))
+    pooled = [x.detach() for x in ops.pooled_attention(seeds, k, v, OFFSETS, schedule, 0.5, None)]
     grad = torch.randn(5, 2, 4)
+    tables = (5, 5, torch.float32, 4, 0, False, None, False, None)
     return [
-        (ops.jagged_flash_attention, (*flash, bias, None)),
-        (ops.jagged_flash_attention, (*flash, None, None)),
-        (ops.jagged_flash_attention_backward, (grad, output, lse, *flash, bias, True, None)),
-        (ops.jagged_flash_attention_backward, (grad, output, lse, *flash, None, False, None)),
-        (ops.gdpa, (q, k, v, *rows, *sizes, *score)),
-        (ops.gdpa, (seeds, k, v, None, OFFSETS, *sizes, *score)),
-        (ops.gdpa_backward, (grad, q, k, v, *rows, *sizes, *score)),
+        (ops.jagged_flash_attention, (q, k, v, bias, *options)),
+        (ops.jagged_flash_attention, (q, k, v, None, *options)),
+        (ops.jagged_flash_attention_backward, (grad, output, lse, q, k, v, bias, *rows, True, *options[3:])),
+        (ops.jagged_flash_attention_backward, (grad, output, lse, q, k, v, None, *rows, False, *options[3:])),
+        (ops.gdpa, (q, k, v, *rows, *score)),
+        (ops.gdpa, (seeds, k, v, None, OFFSETS, schedule, *score)),
+        (ops.gdpa_backward, (grad, q, k, v, *rows, *score)),
         (ops.block_attention, block),
         (ops.block_attention_backward, (grad, output, lse, *block)),
-        (ops.pooled_attention, (seeds, k, v, OFFSETS, 3, 0.5, None)),
-        (ops.pooled_attention_backward, (pooled[0], *pooled, seeds, k, v, OFFSETS, 3, 0.5, None)),
+        (ops.pooled_attention, (seeds, k, v, OFFSETS, schedule, 0.5, None)),
+        (ops.pooled_attention_backward, (pooled[0], *pooled, seeds, k, v, OFFSETS, schedule, 0.5, None)),
+        (ops.tile_tables, (OFFSETS, OFFSETS, "gdpa", *tables)),
     ]
 
 
@@ -92,28 +96,12 @@ def test_fake_tensors_and_meta_tensors_have_the_shapes() -> None:
 def test_second_and_forward_mode_derivatives_are_refused(case: Case) -> None:
     inputs = case.inputs(torch.float64)
     grads = torch.autograd.grad(case.call(*inputs).square().sum(), inputs, create_graph=True)
-    with pytest.raises(RuntimeError, match="no autograd formula"):
+    with pytest.raises(RuntimeError, match="differentiated once, not twice"):
         torch.autograd.grad(grads[0].sum(), inputs)
     with forward_ad.dual_level():
         duals = [forward_ad.make_dual(x.detach(), torch.ones_like(x)) for x in inputs]
         with pytest.raises(NotImplementedError, match="no forward-mode derivative"):
             case.call(*duals)
-
-
-def test_compiles_in_one_graph() -> None:
-    def step(q: Tensor, k: Tensor, offsets: Tensor) -> Tensor:
-        attended = jagged_flash_attention(q * 2, k, k, offsets, offsets, 3, 3, causal=True)
-        scored = gdpa(attended, k, k, offsets, offsets, 3, 3, activation="gelu_approx")
-        blocks = block_attention(scored, k, k, offsets, 3)
-        return pooled_attention(q[:2], blocks, k, offsets, 3)
-
-    compiled = torch.compile(step, backend="aot_eager", fullgraph=True, dynamic=True)
-    for lengths in ([2, 0, 3], [4, 1]):
-        q, k = tensors((sum(lengths), 2, 4), (sum(lengths), 2, 4))
-        outputs = [f(q, k, cases.offsets(lengths)) for f in (step, compiled)]
-        grads = [torch.autograd.grad(output.square().sum(), (q, k)) for output in outputs]
-        assert torch.allclose(outputs[0], outputs[1])
-        assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(*grads, strict=True))
 
 
 def test_no_shared_query_has_gradients_of_zero() -> None:
@@ -194,11 +182,11 @@ def test_backends() -> None:
     assert dispatch.options("gdpa", Q) == {"cpu": "available", "triton": triton, "reference": "only by name"}
     with pytest.raises(InputError, match="unknown kernel backend 'tritno': there are cpu, triton, reference"):
         dispatch.use("tritno").__enter__()
-    elsewhere = torch.empty(1, device="meta")
+    elsewhere = torch.device("meta"), torch.float32, 4
     with pytest.raises(InputError, match=r"no backend for gdpa on meta \(cpu: needs tensors on the CPU.*triton: needs"):
-        dispatch.load("gdpa", elsewhere, None)
+        dispatch.load("gdpa", *elsewhere, None)
     with pytest.raises(InputError, match="no backend for gdpa on meta named 'cpu'"):
-        dispatch.load("gdpa", elsewhere, "cpu")
+        dispatch.load("gdpa", *elsewhere, "cpu")
 
 
 def test_backward_runs_on_the_forwards_backend() -> None:
@@ -210,17 +198,47 @@ def test_backward_runs_on_the_forwards_backend() -> None:
     assert q.grad is not None
 
 
-def test_offsets_of_equal_lengths_are_kept_where_they_may_be() -> None:
+def test_what_offsets_alone_decide_is_kept_for_the_same_offsets() -> None:
+    made: list[int] = []
+
+    def of(offsets: Tensor, other: Tensor | None = None, key: str = "a") -> int:
+        def make() -> int:
+            made.append(len(made))
+            return made[-1]
+
+        return kept(key, make, offsets, other)
+
+    rows, other = torch.tensor([0, 4, 5]), torch.tensor([0, 1, 2])
+    assert [of(rows), of(rows), of(rows, key="b"), of(rows)] == [0, 0, 1, 0]
+    assert [of(rows.clone()), of(rows)] == [2, 0]
+    assert [of(rows, other), of(rows, other), of(rows, rows), of(rows, other.clone())] == [3, 3, 4, 5]
+    rows[1] = 3
+    assert [of(rows), of(rows)] == [6, 6]
+    assert of(rows, other) == 7
+    other[1] = 2
+    assert of(rows, other) == 8
+
+
+def test_nothing_is_kept_of_inference_mode_or_under_a_dispatch_mode() -> None:
     rows = torch.tensor([0, 4, 5])
-    kept = every(3, rows)
-    assert kept.tolist() == [0, 3, 6]
-    assert every(3, rows + 1) is kept
+    assert every(3, rows).tolist() == [0, 3, 6]
+    assert every(3, rows) is every(3, rows)
     with torch.inference_mode():
         assert every(7, rows).is_inference()
+        unversioned = rows.clone()
+        assert every(7, unversioned) is not every(7, unversioned)
+    assert every(7, unversioned) is not every(7, unversioned)
     assert not every(7, rows).is_inference()
     with FakeTensorMode():
         assert isinstance(every(9, torch.zeros(3, dtype=torch.int64)), FakeTensor)
-    assert not isinstance(every(9, rows), FakeTensor)
+
+
+def test_what_is_kept_goes_with_the_offsets() -> None:
+    rows = torch.tensor([0, 4, 5])
+    gone = ref(every(2, rows))
+    assert gone() is not None
+    del rows
+    assert gone() is None
 
 
 def test_offsets_of_equal_lengths_do_not_break_a_compiled_graph() -> None:

@@ -40,6 +40,11 @@ def built(lengths: list[int], other: list[int], height: int, behind: int, ahead:
 
     order = schedule.tiles(cases.offsets(lengths), sum(lengths), height, cases.offsets(other), behind, ahead)
     assert order.shape[0] == sum(lengths) // height + len(lengths)
+    return _listed(order)
+
+
+def _listed(order: Tensor) -> list[Tile]:
+    """The tiles of a table; only −1 comes behind them."""
     found = [(item >> 32, item & 0x7FFFFFFF) for item in order.tolist() if item >= 0]
     assert (order[len(found) :] == -1).all()
     return found
@@ -140,24 +145,30 @@ def test_reach() -> None:
         assert sees == sorted(sees, reverse=True), options
 
 
-def kept() -> list[bool]:
+def several() -> list[list[Tile]]:
+    """Three tables made together: of queries in two heights, of keys."""
     interpreted.start()
     from gemctl.kernels import schedule
+    from gemctl.kernels.tables import Table
 
-    def of(offsets: Tensor) -> Tensor:
-        return schedule.tiles(offsets, 12, 4, offsets)
-
-    offsets = cases.offsets([5, 7])
-    first = of(offsets)
-    found = [of(offsets) is first, of(offsets.clone()) is not first]
-    offsets[1] = 4  # in place: 4 and 8 tokens
-    changed = of(offsets)
-    found += [changed is not first, (changed >= 0).sum().item() == 3]
-    with torch.inference_mode():
-        unversioned = cases.offsets([5, 7])
-        found.append(of(unversioned) is not of(unversioned))
-    return found
+    tables = Table(False, 4, 4, FAR, FAR), Table(False, 8, 16, FAR, 0), Table(True, 2, 4, 0, FAR)
+    q_offsets, k_offsets = cases.offsets(SIDES[0]), cases.offsets(SIDES[1])
+    orders = schedule.build(tables, q_offsets, k_offsets, sum(SIDES[0]), sum(SIDES[1]))
+    assert [len(order) for order in orders] == [
+        table.length(sum(SIDES[0]), sum(SIDES[1]), len(SIDES[0])) for table in tables
+    ]
+    return [_listed(order[: len(order) - 1]) for order in orders]
 
 
-def test_kept_for_the_same_offsets_only() -> None:
-    assert run_world(1, kept, gloo=False) == [[True] * 5]
+SIDES = [3, 0, 900, 7], [8, 4, 600, 0]
+
+
+def test_several_tables_at_once() -> None:
+    """Each has its own tiles, in its own order, although two launches make all."""
+    (orders,) = run_world(1, several, gloo=False)
+    for order, lengths, height in zip(orders, (SIDES[0], SIDES[0], SIDES[1]), (4, 8, 2), strict=True):
+        assert sorted(order) == [(b, m) for b, length in enumerate(lengths) for m in range(-(-length // height))]
+    causal, keys = orders[1].index, orders[2].index
+    assert orders[0][0] == (2, 0)
+    assert causal((2, 112)) < causal((2, 60)) < causal((2, 0))  # later queries see more keys
+    assert keys((2, 0)) < keys((2, 150)) < keys((2, 299))  # later keys are seen by fewer queries

@@ -43,6 +43,7 @@ def variants() -> list[Variant]:
 
 def run(variant: Variant) -> None:
     """Forward and backward of the op; nothing is computed."""
+    from gemctl.kernels import schedule
     from gemctl.kernels.block_attention import triton as block
     from gemctl.kernels.gdpa import triton as gdpa
     from gemctl.kernels.jagged_flash_attention import triton as flash
@@ -51,27 +52,36 @@ def run(variant: Variant) -> None:
     op, dtype, dim, options = variant
     rows = cases.offsets([options.get("length", 100)] * 2)
     q = torch.zeros(int(rows[-1]), 4, dim, dtype=dtype)
-    seen = options.get("causal", False), None
+    tokens, seen = len(q), (options.get("causal", False), None)
+
+    def tables(module: Any, size: int = 0, biased: bool = False) -> list[torch.Tensor]:
+        found = module.tables(dtype, q.device, size, *seen, biased)
+        return [*schedule.build(found, rows, rows, tokens, tokens), rows]
+
     if op == "flash":
         bias = torch.zeros(4, 100, 100) if options.get("bias") else None
-        output, lse = flash.forward(q, q, q, rows, rows, 1, 1, 0.1, *seen, bias)
-        flash.backward(output, output, lse, q, q, q, rows, rows, 1, 1, 0.1, *seen, bias, bias is not None)
+        biased = bias is not None
+        given: tuple[Any, ...] = rows, rows, tables(flash, biased=biased), 0.1, *seen, bias
+        output, lse = flash.forward(q, q, q, *given)
+        flash.backward(output, output, lse, *(q, q, q, *given, biased))
     elif op == "gdpa":
-        offsets, given = (None, q[:20]) if options.get("broadcast") else (rows, q)
-        score = options.get("activation", "fast_gelu"), 0.1, 1.0, *seen
-        output = gdpa.forward(given, q, q, offsets, rows, 1, 1, *score)
-        gdpa.backward(output, given, q, q, offsets, rows, 1, 1, *score)
+        offsets, own = (None, q[:20]) if options.get("broadcast") else (rows, q)
+        given = offsets, rows, tables(gdpa), options.get("activation", "fast_gelu"), 0.1, 1.0, *seen
+        output = gdpa.forward(own, q, q, *given)
+        gdpa.backward(output, own, q, q, *given)
     elif op == "block":
         table = torch.zeros(100, dim // 2) if options["rotary"] else None
         k = q[:, :2] if options.get("grouped") else q
-        output, lse = block.forward(q, k, k, rows, 1, 64, 0.1, table, table)
-        block.backward(output, output, lse, q, k, k, rows, 1, 64, 0.1, table, table)
+        given = rows, tables(block, 64), 64, 0.1, table, table
+        output, lse = block.forward(q, k, k, *given)
+        block.backward(output, output, lse, q, k, k, *given)
     else:
-        output, lse = pooled.forward(q[:4], q, q, rows, 1, 0.1)
-        pooled.backward(output, output, lse, q[:4], q, q, rows, 1, 0.1)
+        given = rows, tables(pooled, 4), 0.1
+        output, lse = pooled.forward(q[:4], q, q, *given)
+        pooled.backward(output, output, lse, q[:4], q, q, *given)
 
 
-def compiled(kernel: Any, tiling: Any, args: tuple[Any, ...], constants: dict[str, Any]) -> Any:
+def compiled(kernel: Any, tiling: Any, args: tuple[Any, ...], constants: tuple[Any, ...]) -> Any:
     """The kernel for sm_90, specialised as Triton would for these arguments."""
     import triton
     from triton.backends.compiler import GPUTarget
@@ -79,9 +89,12 @@ def compiled(kernel: Any, tiling: Any, args: tuple[Any, ...], constants: dict[st
 
     names = kernel.arg_names
     signature, attributes = dict.fromkeys(names, "constexpr"), {}
-    fixed = {(names.index(name),): value for name, value in constants.items()}
+    fixed = {(len(args) + index,): value for index, value in enumerate(constants)}
+    assert len(args) + len(constants) == len(names)
     for index, value in enumerate(args):
-        if isinstance(value, int) and value == 1:
+        if kernel.params[index].do_not_specialize:
+            signature[names[index]] = "i32"
+        elif isinstance(value, int) and value == 1:
             fixed[index,] = 1
         elif isinstance(value, float):
             signature[names[index]] = "fp32"
@@ -127,8 +140,10 @@ def recorded(patch: pytest.MonkeyPatch, call: Callable[[], None]) -> Iterator[tu
 
     launches = []
 
-    def record(kernel: Any, programs: int, tiling: Any, *args: Any, **constants: Any) -> None:
-        launches.append((kernel, tiling, args, constants))
+    def record(
+        kernel: Any, programs: int, tiling: Any, tensors: Any, numbers: Any, constants: Any, varying: Any = ()
+    ) -> None:
+        launches.append((kernel, tiling, (*tensors, *numbers, *varying), tuple(constants)))
 
     for module in MODULES:
         patch.setattr(module, "launch", record)
