@@ -61,9 +61,7 @@ def test_empty_entries_of_pythonpath_are_not_handed_on(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1] == "/a:/b False"
 
 
-def test_an_agent_that_cannot_start_is_told_of_in_its_own_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_error_of_an_agent_that_cannot_start_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And its PATH does not begin with the current folder."""
     broken = tmp_path / "python"
     broken.write_text('#!/bin/sh\necho "no module named $PATH" >&2\nexit 1\n')

@@ -166,7 +166,7 @@ def test_closed_streams_do_not_lend_their_numbers_to_other_files() -> None:
     assert int(done.stdout) > 2
 
 
-def test_messages_that_nobody_reads_are_dropped(tmp_path: Path) -> None:
+def test_messages_to_a_closed_stream_are_dropped(tmp_path: Path) -> None:
     """The terminal was closed, or the reader of the pipe has gone: a run must not end by it."""
     reader, writer = os.pipe()
     os.close(reader)
@@ -201,7 +201,7 @@ def test_every_file_that_is_read_or_written_as_text_states_its_encoding() -> Non
     assert [line for file in files for line in _without_encoding(file)] == []
 
 
-def test_a_current_folder_that_was_deleted_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deleted_current_folder_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = RunDir.create(str(tmp_path / "runs"), "name", [])
     gone = tmp_path / "gone"
     gone.mkdir()

@@ -1,4 +1,4 @@
-"""A detached run, for real: it outlives its terminal, is followed and stopped from another shell, and goes on."""
+"""A detached run, for real: it outlives its terminal, is followed and stopped from another shell, and is resumed."""
 
 import json
 import os

@@ -91,7 +91,7 @@ def _interrupt() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_it_waits_in_the_queue_and_goes_over_attempts_to_the_end(case: Case) -> None:
+def test_it_waits_in_the_queue_and_follows_attempts_to_the_end(case: Case) -> None:
     told = case.follow(
         case.begin,
         lambda: case.end(1, "failed", cause=CAUSE, again=True),

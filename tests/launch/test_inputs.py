@@ -104,7 +104,7 @@ def data_changes(found: dict[str, Any]) -> dict[str, str]:
     return {one["key"]: one["rule"]["reason"] for one in found["changes"] if one["key"].startswith("data.")}
 
 
-def test_a_run_that_was_moved_with_its_data_goes_on(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_was_moved_with_its_data_is_resumed(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job.rename(job.with_name("elsewhere"))
     found = ahead(capsys, run_of(job.with_name("elsewhere")))
     assert found["checkpoint"] == "step_2.a1" and found["notes"] == []
@@ -133,9 +133,7 @@ def test_a_copied_run_reads_the_copied_data(job: Path) -> None:
     assert inputs is not None and inputs.train[0].path == str(job / "train")
 
 
-def test_data_that_were_moved_and_changed_are_said_to_have_changed(
-    job: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_data_that_were_moved_and_changed_count_as_changed(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job.rename(job.with_name("elsewhere"))
     rewritten("train/d.parquet", 40)(job.with_name("elsewhere"))
     lines = ahead(capsys, run_of(job.with_name("elsewhere")), code=2)
@@ -227,7 +225,7 @@ def test_files_after_a_whole_pass_over_the_data_shift_its_rows(job: Path, capsys
         config.write_text(config.read_text().replace(f"global_batch: {batch}", "global_batch: 40"))
 
 
-def test_changed_evaluation_data_are_said(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_changed_evaluation_data_are_noted(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rewritten("eval.parquet", 40)(job)
     (change,) = (one for one in ahead(capsys, run_of(job))["changes"] if one["key"] == "data.eval")
     assert change["rule"]["reason"] == "evaluations do not touch the state"
@@ -258,7 +256,7 @@ def test_a_column_that_is_not_there_or_of_another_type_is_found_before_a_launch(
     assert lines and all(said in line for line in lines)
 
 
-def test_a_run_of_an_older_gemctl_goes_on_and_says_that_nothing_was_compared(
+def test_a_run_of_an_older_gemctl_is_resumed_with_a_note_that_nothing_was_compared(
     job: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = run_of(job)

@@ -1,4 +1,4 @@
-"""A folder with a run and its data in it is renamed: every command goes on with the run where it is now."""
+"""A folder with a run and its data in it is renamed: every command finds the run where it is now."""
 
 import json
 import shutil

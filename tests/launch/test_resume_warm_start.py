@@ -1,4 +1,4 @@
-"""Warm start: what a new run takes from another run's checkpoint, by names and shapes, and what is said of the rest."""
+"""Warm start: what a new run takes from another run's checkpoint, by names and shapes, and its notes about the rest."""
 
 import json
 from pathlib import Path

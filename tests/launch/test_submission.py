@@ -125,7 +125,7 @@ def test_supervise_refuses_a_void_submission_and_none(run: RunDir, ran: list[Any
         (None, {}, True),
     ],
 )
-def test_a_supervisor_that_is_brought_back_goes_on_unless_the_run_has_ended(
+def test_a_restarted_supervisor_continues_unless_the_run_has_ended(
     run: RunDir,
     ran: list[Any],
     monkeypatch: pytest.MonkeyPatch,
@@ -142,7 +142,7 @@ def test_a_supervisor_that_is_brought_back_goes_on_unless_the_run_has_ended(
     assert [number for number, _ in ran] == ([2] if again else [])
 
 
-def test_a_stop_request_that_found_nobody_holds_for_the_supervisor_that_comes(run: RunDir, ran: list[Any]) -> None:
+def test_a_stop_request_is_kept_for_a_supervisor_that_starts_later(run: RunDir, ran: list[Any]) -> None:
     _submit(run)
     requests.file(run, "stop", "SIGTERM")  # an agent's, as its host was taken away
     supervise.run(_args(run))
@@ -214,7 +214,7 @@ def test_a_job_that_was_ended_and_queued_again_waits_and_can_be_withdrawn(
     assert "stopped at step 3" in str(status.run(_args(run)).conclusion)
 
 
-def test_stop_of_a_job_that_nobody_answers_for_says_so(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_reports_a_job_in_an_unknown_state(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     Queue(monkeypatch, "silent")
     _submit(run, "slurm")
     with pytest.raises(
@@ -223,7 +223,7 @@ def test_stop_of_a_job_that_nobody_answers_for_says_so(run: RunDir, monkeypatch:
         stop.run(_args(run))
 
 
-def test_resume_leaves_an_attempt_alone_that_comes_up(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resume_refuses_a_run_whose_attempt_is_starting(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gemctl.run.attempt.PATIENCE", 0.1)
     queue = Queue(monkeypatch, "running")
     _submit(run, "slurm")
@@ -244,7 +244,7 @@ def test_the_process_of_a_copied_run_is_the_originals_alone(run: RunDir, tmp_pat
     assert submissions(RunDir(copy))[-1].submitted() is not None  # it may as well have been moved
 
 
-def test_stop_says_that_nobody_is_left(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_reports_a_run_without_processes(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gemctl.run.attempt.PATIENCE", 0.1)
     gone = subprocess.Popen([sys.executable, "-c", ""])
     _submit(run).write_process(gone.pid)
@@ -293,7 +293,7 @@ def test_a_process_of_the_same_number_is_not_taken_for_the_supervisor(run: RunDi
     assert [job and job.state for job in local.jobs([other])] == ["ended"]
 
 
-def test_status_tells_ranks_budgets_and_the_whole_cause(run: RunDir) -> None:
+def test_status_shows_ranks_budgets_and_the_whole_cause(run: RunDir) -> None:
     submission = _submit(run)
     attempt = claim(run.path, 1, nodes=1, ranks_per_node=3, heartbeat=0.02)
     attempt.config.write_text(submission.config.read_text())
@@ -322,7 +322,7 @@ def test_status_tells_ranks_budgets_and_the_whole_cause(run: RunDir) -> None:
 
 
 @pytest.mark.parametrize("kind", api.LAUNCHERS)
-def test_every_launcher_offers_all_that_a_launcher_offers(kind: str) -> None:
+def test_every_launcher_implements_the_protocol(kind: str) -> None:
     module = api.launcher_of(kind)
     wanted = {name: member for name, member in vars(api.Launcher).items() if inspect.isfunction(member)}
     wanted = {name: member for name, member in wanted.items() if not name.startswith("_")}
@@ -351,7 +351,7 @@ def test_a_choice_replaces_the_runs_own_group(run: RunDir, tmp_path: Path) -> No
     assert chosen.launcher.ranks_per_node == compose(None, ["launcher=slurm"]).launcher.ranks_per_node
 
 
-def test_a_detached_run_that_does_not_start_is_told_at_once(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_detached_run_that_does_not_start_fails_at_once(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = run.path / "python"
     broken.write_text("#!/bin/sh\necho no such module >&2\nexit 1\n")
     broken.chmod(0o755)

@@ -1,4 +1,4 @@
-"""The real worker and its place: it fails where the mesh has it elsewhere, started by an agent or by hand."""
+"""The real worker fails on another host than the mesh has it on, whether started by an agent or by hand."""
 
 import dataclasses
 import functools
@@ -85,7 +85,7 @@ def lay_by_hand(path: str, names: list[str], addresses: list[str]) -> list[str]:
     [(["", ""], ["n10", "n2"]), (["leaf1.n10", "leaf1.n2"], ["n2", "n10"])],
 )
 def test_ranks_started_by_hand_lay_their_hosts(tmp_path: Path, addresses: list[str], laid: list[str]) -> None:
-    """In the order of the ranks where nobody knows the network: then every rank is in its place."""
+    """In the order of the ranks if the network is unknown: then every rank is in its place."""
     attempt = attempt_of_two(tmp_path)
     assert run_world(2, lay_by_hand, str(attempt.path), ["n10", "n2"], addresses) == [laid, laid]
     assert [host["name"] for host in read_json(attempt.mesh)["hosts"]] == laid

@@ -1,4 +1,4 @@
-"""The stores in which agents and ranks meet: who keeps them, where they listen, whom they believe."""
+"""The stores in which agents and ranks meet: which process runs them, where they listen, which values they accept."""
 
 import gc
 import os
@@ -33,7 +33,7 @@ def test_store_is_served_by_a_child_that_ends_with_it(attempt: Attempt) -> None:
 
 
 def _serve(attempt: Attempt) -> tuple[int, bytes, bool, list[str], bool]:
-    """An agent that kept it itself would have a thread that holds C locks when it forks its ranks."""
+    """A server in the agent itself would be a thread that may hold C locks when ranks are forked."""
     threads = _threads()
     server = StoreServer("127.0.0.1")
     store = connect(server.endpoint, attempt)
@@ -70,7 +70,7 @@ def _fails(action: Callable[[], object], error: type[Exception]) -> bool:
     return False
 
 
-def test_what_a_stranger_writes_is_refused(attempt: Attempt) -> None:
+def test_values_of_other_users_are_rejected(attempt: Attempt) -> None:
     assert run_world(1, _believe, attempt, gloo=False) == [
         {
             "own": b"1",
@@ -126,7 +126,7 @@ def as_nobody(work: Callable[[], None]) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
-def test_the_store_of_one_host_is_for_those_alone_who_were_forked_from_its_agent(attempt: Attempt) -> None:
+def test_the_store_of_one_host_is_open_to_forks_of_its_agent_alone(attempt: Attempt) -> None:
     assert run_world(1, _local, attempt, gloo=False) == [(b"value", True, b"value")]
 
 
@@ -145,7 +145,7 @@ def _local(attempt: Attempt) -> tuple[bytes, bool, bytes]:
     return before, "Permission denied" in stranger.stderr, mine.get("key")
 
 
-def test_the_secret_is_the_users_alone(attempt: Attempt, tmp_path: Path) -> None:
+def test_only_the_user_can_read_the_secret(attempt: Attempt, tmp_path: Path) -> None:
     assert (attempt.secret.stat().st_mode & 0o777, len(read_secret(attempt.secret))) == (0o600, 32)
     create_secret(attempt.secret)  # again
     kept = read_secret(attempt.secret)

@@ -71,7 +71,7 @@ def write_into_the_store(root: str) -> Ended:
         os.kill(pid, signal.SIGKILL)
 
 
-def test_agents_do_not_believe_a_stranger_who_writes_into_their_store(tmp_path: Path) -> None:
+def test_agents_reject_values_that_another_user_writes_into_their_store(tmp_path: Path) -> None:
     (end,) = run_world(1, write_into_the_store, str(tmp_path), gloo=False)
     assert (end.error, end.exit_code, end.left) == ("RunFailed", 1, [])
     assert "was not written by this run" in end.message
@@ -97,7 +97,7 @@ def keep_a_store_first(root: str) -> tuple[Ended, int]:
         os.kill(pid, signal.SIGKILL)
 
 
-def test_agents_meet_elsewhere_where_a_stranger_answers(tmp_path: Path) -> None:
+def test_agents_use_another_port_if_another_user_has_taken_theirs(tmp_path: Path) -> None:
     ((end, port),) = run_world(1, keep_a_store_first, str(tmp_path), gloo=False)
     assert (end.error, end.left) == (None, []), end.message
     told = read_json(end.run_dir.attempt(1).meeting)["port"]
@@ -119,7 +119,7 @@ def list_listeners(roots: list[str]) -> list[list[tuple[str, str]]]:
     return [json.loads((only_run(Path(root)).path / "listeners.json").read_text()) for root in roots]
 
 
-def test_all_that_listens_is_known(tmp_path: Path) -> None:
+def test_every_listening_socket_is_known(tmp_path: Path) -> None:
     """gloo's own socket on each rank and, with several hosts, the two stores: where the agents meet, and the ranks'."""
     roots = [tmp_path / "one", tmp_path / "two"]
     for root in roots:

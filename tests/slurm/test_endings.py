@@ -1,4 +1,4 @@
-"""Jobs that are told to end, run out of time or give way: saved in time, and brought back only where that is wanted."""
+"""Jobs that are cancelled, reach their time limit or are preempted: they save in time, and requeue only if wanted."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def save_begins(run: Watched, since: float, attempt: int = 1) -> float:
     return min(stop) - since
 
 
-def test_scancel_saves_and_ends_stopped_and_resume_goes_on(desk: Desk) -> None:
+def test_scancel_saves_and_the_run_can_be_resumed(desk: Desk) -> None:
     """The foreground's exit code is 143 too. SLURM does not start the job again."""
     command = desk.start("train", *desk.words(LONG))
     run = desk.submitted(command)
@@ -116,7 +116,7 @@ def test_resume_locally_on_two_ranks_and_back(desk: Desk) -> None:
 
 
 def test_controller_that_is_away_for_20_seconds(desk: Desk) -> None:
-    """The run goes on, commands say that SLURM does not answer, and none waits for it."""
+    """The run continues, and commands report at once that SLURM does not answer."""
     run = desk.train(LONG)
     desk.at_work(run, step=2)
     desk.cluster.kill_controller()

@@ -166,7 +166,7 @@ def test_gres_stands_over_the_gpus_of_the_ranks() -> None:
     assert "--gres=gpu:h100:8\n" in slurm.script(app_of(config), config, RUN / "submissions" / "1")
 
 
-def test_request_goes_through_its_file() -> None:
+def test_request_survives_its_file() -> None:
     app = app_of(compose(None, EVERYTHING))
     assert from_json(json.loads(json.dumps(to_json(app)))) == app
 
@@ -216,7 +216,7 @@ def test_options_that_nothing_would_use_are_named() -> None:
     assert "no effect without launcher.slurm.container_image" in caught.value.problems[1]
 
 
-def test_options_of_another_launcher_are_said_to_be_unused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_of_another_launcher_are_noted_as_ignored(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "launcher.slurm.partition=gpu", "--dry-run", "--json"]) == 0
     assert "launcher.slurm is ignored: launcher.kind=local" in capsys.readouterr().err
 
@@ -251,7 +251,7 @@ def test_ends_of_tasks_are_read_from_what_srun_says() -> None:
     }
 
 
-def test_what_a_client_says_is_told_without_its_name_before_every_line(
+def test_a_clients_message_is_quoted_without_its_name_before_every_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
