@@ -51,10 +51,7 @@ def all_commands() -> Iterator[Command]:
         yield from of_page(str(page.relative_to(ROOT)), page.read_text(encoding="utf-8"))
     for folder in ("gemctl", "launchers", "kernels"):
         for file in sorted((ROOT / folder).rglob("*.py")):
-            name, text = str(file.relative_to(ROOT)), file.read_text(encoding="utf-8")
-            for doc in _docstrings(text):
-                yield from _lines(name, doc)
-                yield from _inline(name, doc)
+            yield from of_module(str(file.relative_to(ROOT)), file.read_text(encoding="utf-8"))
     for file in sorted((ROOT / "configs").rglob("*.yaml")):
         yield from _inline(str(file.relative_to(ROOT)), file.read_text(encoding="utf-8"))
 
@@ -65,6 +62,18 @@ def of_page(name: str, text: str) -> Iterator[Command]:
         if kind in {"bash", "console", ""}:
             yield from _lines(name, block if kind != "console" else _typed(block))
     yield from _inline(name, FENCE.sub("", text))
+
+
+def of_module(name: str, text: str) -> Iterator[Command]:
+    """The command lines of a module's docstrings and comments."""
+    tree = ast.walk(ast.parse(text))
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    texts = [ast.get_docstring(node) or "" for node in tree if isinstance(node, documented)]
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    texts += [token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT]
+    for part in texts:
+        yield from _lines(name, part)
+        yield from _inline(name, part)
 
 
 def _typed(block: str) -> str:
@@ -89,16 +98,6 @@ def _lines(name: str, text: str) -> Iterator[Command]:
 def _inline(name: str, text: str) -> Iterator[Command]:
     for found in INLINE.findall(text):
         yield Command(name, " ".join(found.split()), loose=True)
-
-
-def _docstrings(text: str) -> Iterator[str]:
-    """Docstrings and comments of a module."""
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            yield ast.get_docstring(node) or ""
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type == tokenize.COMMENT:
-            yield token.string.lstrip("# ")
 
 
 def dead_references(page: Path) -> list[str]:

@@ -7,7 +7,7 @@ import networkx as nx
 import pytest
 
 from gemctl import architecture
-from tests.support.doc_commands import PAGES, ROOT, Checker, Command, all_commands, dead_references, of_page
+from tests.support.doc_commands import PAGES, ROOT, Checker, Command, all_commands, dead_references, of_module, of_page
 
 
 @pytest.fixture
@@ -41,6 +41,8 @@ def test_every_command_line_is_right(checker: Checker) -> None:
         ("gemctl plan topology.ep=2", "topology.ep"),
         ("gemctl bench model model=gem_tinny", "gem_tinny"),
         ("gemctl checkpoint diff RUN", "required"),
+        ("gemctl plan --config-dir my_configs model=nope", "no choice 'nope'"),
+        ("gemctl train -m launcher=slurm train.steps=1,0", "train.steps=0"),
     ],
 )
 def test_a_wrong_command_line_is_found(text: str, expected: str, checker: Checker) -> None:
@@ -64,6 +66,15 @@ def test_what_a_page_holds(checker: Checker) -> None:
         ("gemctl report RUN --html", True, False),
     ]
     assert [problem for command in of_page("p.md", page) for problem in checker.problems(command)] == []
+
+
+def test_what_a_module_holds() -> None:
+    module = (
+        '"""One line.\n\n    gemctl list    # lists\n"""\nX = "gemctl nope"\n'
+        'def f():\n    """See `gemctl stop`."""\n    # after `gemctl plan`\n'
+    )
+    found = [(command.text, command.loose) for command in of_module("m.py", module)]
+    assert found == [("gemctl list", False), ("gemctl stop", True), ("gemctl plan", True)]
 
 
 def test_an_error_that_does_not_come_is_found(checker: Checker) -> None:
