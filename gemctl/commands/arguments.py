@@ -210,8 +210,10 @@ def _bench(parser: argparse.ArgumentParser) -> None:
     kernels.add_argument("--batch", type=int, default=1152, metavar="ROWS", help="rows of a batch (1152)")
     kernels.add_argument("--heads", type=int, default=4, help="heads (4)")
     kernels.add_argument("--head-dim", type=int, default=128, metavar="D", help="head dimension (128)")
-    kernels.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"), help="(bfloat16)")
-    kernels.add_argument("--repeats", type=int, default=5, help="turns of all contenders (5)")
+    kernels.add_argument(
+        "--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"), help="dtype (bfloat16)"
+    )
+    kernels.add_argument("--repeats", type=int, default=5, help="rounds over all contenders (5)")
     kernels.add_argument("--small", action="store_true", help="tiny shapes, to see that it works")
     layers = parts.add_parser("layers", help="each module of a model alone, at a run's shapes: local MFU")
     _add_configuration(layers)
@@ -225,7 +227,7 @@ def _bench(parser: argparse.ArgumentParser) -> None:
     model.add_argument("--fill", type=float, default=0.3, metavar="F", help="mean length over the longest (0.3)")
     model.add_argument("--ranks", type=int, default=1, metavar="N", help="ranks of this machine (1)")
     model.add_argument("--threads", type=int, metavar="N", help="threads per rank (default: cores divided by ranks)")
-    model.add_argument("--repeats", type=int, default=7, metavar="N", help="turns of both, four steps each (7)")
+    model.add_argument("--repeats", type=int, default=7, metavar="N", help="rounds of both, four steps each (7)")
 
 
 def _config(parser: argparse.ArgumentParser) -> None:

@@ -50,7 +50,7 @@ def bench_layers(args: argparse.Namespace) -> Layers:
     if layers is not None and not args.again:
         return replace(layers, note=f"from the cache, {cache_file(of)}; --again measures anew")
     if fault is not None:
-        note(f"{fault}; measuring anew")
+        note(f"{fault}; measuring again")
     found = torch_call.call("gemctl.bench.layers:measure", Layers, config=config, spec=spec)
     keep(of, dataclasses.asdict(found))
     return replace(found, note=f"kept in {cache_file(of)}")

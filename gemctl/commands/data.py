@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> Imported | SyntheticLog | Draft:
 def import_log(source: str, out: str, labels: list[str], history: int) -> Imported:
     """Imports RecBole atomic files into folder `out`."""
     if history < 1:
-        raise InputError(f"--history {history}: at least 1 event")
+        raise InputError(f"--history {history}: must be at least 1")
     _refuse_existing(out, "train.parquet", "valid.parquet", "test.parquet", "spec.yaml", "vocabularies.json")
     return import_recbole(source, out, labels=labels, history=history)
 

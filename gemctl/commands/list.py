@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> RunList:
         except (InputError, OSError) as error:
             unreadable += _problems(error)
     if closed := closed_folders(args.root):  # most of them, where many users share a root
-        unreadable.append(f"{args.root}: {len(closed)} folders of others: Permission denied")
+        unreadable.append(f"{args.root}: {len(closed)} folders that you may not read: Permission denied")
     return RunList(args.root, statuses, unreadable, older)
 
 

@@ -82,8 +82,9 @@ def _class(name: str) -> Any:
     if not before and "torch" in sys.modules:
         raise InputError(f"{name}: importing {module} imports torch: keep the spec in a module that does not")
     if not (isinstance(spec, type) and is_dataclass(spec)):
-        raise InputError(f"{name} is no spec: name a dataclass with {', '.join(('tokens', *PARTS))} (docs/models.md)")
+        needed = ", ".join(("tokens", *PARTS))
+        raise InputError(f"{name} is not a spec: name a dataclass with {needed} (docs/models.md)")
     missing = [f"{part!r} ({meaning})" for part, meaning in PARTS.items() if not hasattr(spec, part)]
     if missing:
-        raise InputError(f"{name} is no whole spec: it has no {', no '.join(missing)} (docs/models.md)")
+        raise InputError(f"{name} is an incomplete spec: it has no {', no '.join(missing)} (docs/models.md)")
     return spec

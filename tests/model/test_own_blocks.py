@@ -141,9 +141,9 @@ class BufferedModule(NarrowModule):
     [
         (CustomSpec("nowhere_at_all.Block"), "importing nowhere_at_all raises ModuleNotFoundError"),
         (CustomSpec("others.Missing"), "others has no 'Missing'"),
-        (CustomSpec("others.NoDataclass"), "is no spec: name a dataclass with tokens, module, weights, kept"),
-        (CustomSpec("gated_blocks.GatedModule"), "is no spec"),
-        (CustomSpec("others.Half", {"tokens": 3}), "no whole spec: it has no 'weights' (the parameters and"),
+        (CustomSpec("others.NoDataclass"), "is not a spec: name a dataclass with tokens, module, weights, kept"),
+        (CustomSpec("gated_blocks.GatedModule"), "is not a spec"),
+        (CustomSpec("others.Half", {"tokens": 3}), "an incomplete spec: it has no 'weights' (the parameters and"),
         (CustomSpec("gated_specs.Gated"), "options.tokens: "),
         (CustomSpec("gated_specs.Gated", {"tokens": "many"}), "options.tokens: "),
         (CustomSpec("gated_specs.Gated", {"tokens": 0}), "`tokens` must be an integer ≥ 1"),
