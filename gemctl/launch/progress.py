@@ -26,7 +26,7 @@ DOING = {
     "step": "training",
     "eval": "evaluating",
     "save": "saving",
-    "close": "ending",
+    "close": "finishing",
 }
 
 
