@@ -1,14 +1,14 @@
 """Errors that a user can act on, and the exit code of each.
 
-Everything that is the user's to mend raises one of these; the command line prints the message alone. Any other
-exception is a defect of gemctl and keeps its traceback.
+Everything that the user can fix raises one of these; the command line prints the message alone. Any other exception is
+a defect of gemctl and keeps its traceback.
 """
 
 import errno
 import os
 
-FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}  # a disk, a quota or `ulimit -f` takes no more
-# What the system may refuse for reasons outside gemctl, if it names the file.
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}  # a full disk, a quota or `ulimit -f`
+# Refusals of the system with causes outside gemctl, if it names the file.
 REFUSED = {
     errno.EROFS,
     errno.EACCES,
@@ -22,7 +22,7 @@ REFUSED = {
     errno.EMFILE,
     errno.ENFILE,
 }
-TERMINATED = 143  # exit code of what SIGTERM has ended, as a shell counts
+TERMINATED = 143  # exit code after SIGTERM, as in a shell
 
 
 class GemctlError(Exception):
@@ -42,9 +42,10 @@ class InputError(GemctlError):
 
 
 class Unreadable(InputError):
-    """It is there, and cannot be read now: no permission, an I/O error, a format that only a newer gemctl reads.
+    """It exists, but cannot be read now: no permission, an I/O error, a format that only a newer gemctl reads.
 
-    It may be whole, so it is not damaged: nothing is deleted, and nothing goes on without it unless told so.
+    It may be intact, so it does not count as damaged: nothing is deleted, and nothing proceeds without it unless the
+    user says so.
     """
 
 
@@ -55,7 +56,7 @@ class DoesNotFit(GemctlError):
 
 
 class TooFewHosts(GemctlError):
-    """Fewer hosts than planned can take part. `lost`: some are dead or silent, so that other ones may do."""
+    """Fewer hosts than planned can take part. `lost`: some are dead or silent, so that other hosts may help."""
 
     def __init__(self, message: str, lost: bool) -> None:
         super().__init__(message)
@@ -63,9 +64,9 @@ class TooFewHosts(GemctlError):
 
 
 class Interrupted(GemctlError):
-    """A signal ended the run; what was done is saved and the message says how to go on.
+    """A signal ended the run; its progress is saved, and the message says how to resume.
 
-    `exit_code`: as a shell counts, 130 after a Ctrl-C (SIGINT), 143 after SIGTERM.
+    `exit_code`: as in a shell, 130 after Ctrl-C (SIGINT), 143 after SIGTERM.
     """
 
     exit_code = 130
