@@ -139,8 +139,8 @@ def start_array(submissions: Sequence[Submission], config: Config) -> list[str]:
 def jobs(submissions: Sequence[Submission]) -> list[Job | None]:
     """The submissions' jobs, as far as SLURM knows them."""
     numbers = [submitted["job"] if (submitted := one.submitted()) is not None else None for one in submissions]
-    said = iter(slurm_client.states([number for number in numbers if number is not None]))
-    return [next(said) if number is not None else None for number in numbers]
+    states = iter(slurm_client.states([number for number in numbers if number is not None]))
+    return [next(states) if number is not None else None for number in numbers]
 
 
 def cancel(submission: Submission) -> None:

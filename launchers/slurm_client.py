@@ -40,8 +40,10 @@ def call(*command: str, seconds: float = SECONDS) -> str:
     except subprocess.TimeoutExpired:
         raise SlurmError(f"SLURM does not answer: {name} timed out after {seconds:.0f} s") from None
     if done.returncode != 0:
-        said = (line.removeprefix(f"{name}: ").removeprefix("error: ") for line in _lines(done.stderr or done.stdout))
-        raise SlurmError(f"{name}: {'; '.join(said) or f'exit code {done.returncode}'}")
+        messages = (
+            line.removeprefix(f"{name}: ").removeprefix("error: ") for line in _lines(done.stderr or done.stdout)
+        )
+        raise SlurmError(f"{name}: {'; '.join(messages) or f'exit code {done.returncode}'}")
     return done.stdout.strip()
 
 
@@ -84,8 +86,8 @@ def states(jobs: Sequence[str]) -> list[Job]:
 def _job(job: str, word: str, reason: str) -> Job:
     if not word:
         return Job(job, "ended", f"SLURM job {job}: {FORGOTTEN}")
-    said = word if reason in {"", "None"} else f"{word}: {reason}"
-    return Job(job, kind(word), f"SLURM job {job}: {said}")
+    detail = word if reason in {"", "None"} else f"{word}: {reason}"
+    return Job(job, kind(word), f"SLURM job {job}: {detail}")
 
 
 def kind(word: str) -> JobState:
@@ -135,9 +137,9 @@ def requeue(job: int, restarts: int, only_if_preempted: bool) -> bool:
     deadline = time.monotonic() + REQUEUE_SECONDS
     while True:
         try:
-            told = facts(str(job))
-            ours = told["JobState"] == "RUNNING" and told["Restarts"] == str(restarts)
-            if not ours or (only_if_preempted and told.get("PreemptTime", "None") == "None"):
+            job_facts = facts(str(job))
+            ours = job_facts["JobState"] == "RUNNING" and job_facts["Restarts"] == str(restarts)
+            if not ours or (only_if_preempted and job_facts.get("PreemptTime", "None") == "None"):
                 return False
             call("scontrol", "requeue", str(job))
             return True

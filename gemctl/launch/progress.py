@@ -43,7 +43,7 @@ class Progress:
         self._train: list[dict[str, Any]] = []  # the last lines, to estimate the speed
         self._stage = "launching"
         self._uncounted: set[str] = set()  # tasks that were noted as uncounted
-        self._looked = self._said = float("-inf")
+        self._read_at = self._printed = float("-inf")
         self._last_line = ""
         self._live: Any = None
 
@@ -65,14 +65,14 @@ class Progress:
     def follow(self, attempt: Attempt) -> None:
         """Shows what the attempt has written since the last call."""
         now = time.monotonic()
-        if now - self._looked < READ_EVERY:
+        if now - self._read_at < READ_EVERY:
             return
-        self._looked = now
+        self._read_at = now
         self._read(attempt)
         if self._out.isatty():
             self._show_live()
-        elif now - self._said >= PLAIN_EVERY:
-            self._said = now
+        elif now - self._printed >= PLAIN_EVERY:
+            self._printed = now
             self._print_state()
 
     def close(self) -> None:

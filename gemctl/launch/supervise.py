@@ -71,7 +71,7 @@ def _nothing_to_do(run: RunDir, submission: Submission, last: Attempt | None, un
     preempted = end is not None and end.get("kind") is not None  # by SIGTERM: since this process runs, it was requeued
     if end is not None and end["outcome"] in {"finished", "stopped", "killed"} and not preempted:
         return f"run {run.run_id}: attempt {last.number if last else 0} has ended: {end['outcome']}"
-    if any(wish.ends and wish.signal is None for wish in filed(run, unseen)):
+    if any(request.ends and request.signal is None for request in filed(run, unseen)):
         return f"run {run.run_id}: was asked to stop before this attempt; to resume it: gemctl resume {reference(run)}"
     return None
 

@@ -102,23 +102,23 @@ class Agent:
             with Heartbeat(self.attempt, beat, self._superseded, self.node, self._rendezvous.reach):
                 if not self._wait_for(self.attempt.request):
                     return 0
-                well = self._run_attempt(work)
-            if well or not self._next_attempt():
-                return 0 if well else 1
+                succeeded = self._run_attempt(work)
+            if succeeded or not self._next_attempt():
+                return 0 if succeeded else 1
 
     def _run_attempt(self, work: Work) -> bool:
         try:
             place = self._rendezvous.meet(self.attempt)
         except AbortedError:
-            return self._ended(False)
+            return self._finish(False)
         except (GemctlError, OSError) as error:
             self.failed(error)
-            return self._ended(False)
+            return self._finish(False)
         _use_interface(place.address)
-        well = self._run_ranks(work, place)
+        succeeded = self._run_ranks(work, place)
         if place.server is not None:
             place.server.close()
-        return well
+        return succeeded
 
     def _run_ranks(self, work: Work, place: Place) -> bool:
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError  # noqa: PLC0415
@@ -129,17 +129,18 @@ class Agent:
         monitor.start()
         target = elastic_launch(self._launch_config(place), _rank)
         try:
-            with forks_registered(monitor.registry):  # a Path: torchrun expands macros in strings
+            with forks_registered(monitor.registry):
+                # The run is given as a Path, as torchrun expands macros in strings.
                 target(work, self.run.path, self.attempt.number, os.getpid(), monitor.registry)
         except ChildFailedError as error:
             for rank, failure in error.failures.items():
                 monitor.add_failure(rank, failure.pid, failure.exitcode)
-            return self._ended(False)
+            return self._finish(False)
         except Exception as error:
             monitor.kill()
             self.failed(error)
-            return self._ended(False)
-        return self._ended(True)
+            return self._finish(False)
+        return self._finish(True)
 
     def failed(self, error: BaseException) -> None:
         """Records a failure of the agent itself."""
@@ -147,19 +148,19 @@ class Agent:
             {"event": "error", "time": time.time(), "message": f"{type(error).__name__}: {error}"}, last=True
         )
 
-    def _ended(self, well: bool) -> bool:
+    def _finish(self, succeeded: bool) -> bool:
         if self._monitor is not None:
             self._monitor.stop()
             self._monitor = None
-        if not well and self.nodes > 1:
+        if not succeeded and self.nodes > 1:
             with contextlib.suppress(OSError):  # disk full: the supervisor kills the others
                 self.attempt.order_kill(f"node {self.node} ({socket.gethostname()}) has failed")
-        self._log.write({"event": "end", "ok": well, "time": time.time()}, last=True)
-        return well
+        self._log.write({"event": "end", "ok": succeeded, "time": time.time()}, last=True)
+        return succeeded
 
     def _aborted(self) -> bool:
-        stop = any(wish.kind == "stop" for wish in requests.pending(self.run, self.attempt))
-        return stop or exists(self.attempt.kill_order)
+        stopped = any(request.kind == "stop" for request in requests.pending(self.run, self.attempt))
+        return stopped or exists(self.attempt.kill_order)
 
     def _launch_config(self, place: Place) -> Any:
         from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs  # noqa: PLC0415
@@ -190,7 +191,7 @@ class Agent:
         if not self._wait_for(following.request) or following.claim().owner != self.owner:
             return False
         self.attempt = following
-        _write_to(following.agent_output(self.node))
+        _redirect_output(following.agent_output(self.node))
         self._log.close()
         self._log = self._open_log()
         return True
@@ -267,7 +268,7 @@ def _rank(work: Work, run_path: Path, attempt_number: int, agent: int, registry:
 
 def _prepare(attempt: Attempt, rank: int) -> None:
     """Redirects output to the rank's own file, and makes SIGUSR1 dump its stack."""
-    _write_to(attempt.rank_output(rank))
+    _redirect_output(attempt.rank_output(rank))
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # so that each line's time is right
     # For as long as the process lives: a rank that has returned may still be asked for its stack.
@@ -277,7 +278,7 @@ def _prepare(attempt: Attempt, rank: int) -> None:
     logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
 
 
-def _write_to(path: Path) -> None:
+def _redirect_output(path: Path) -> None:
     """Redirects this process's stdout and stderr to `path`."""
     fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     os.dup2(fd, 1)
@@ -310,7 +311,7 @@ def _serve(run: RunDir, attempt: Attempt, node: int, store: str | None) -> int:
     process.die_with_parent(os.getppid())
     if claim.host == socket.gethostname() and not process.running(claim.pid):
         return 1  # the supervisor that started this agent is already dead
-    _write_to(attempt.agent_output(node))
+    _redirect_output(attempt.agent_output(node))
     if any(option.startswith("error") for option in sys.warnoptions):
         warnings.simplefilter("default")  # warnings of libraries must not end a run
     agent = Agent(run, attempt, node, store)

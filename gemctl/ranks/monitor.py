@@ -57,7 +57,7 @@ class RankMonitor:
         """Records what is left to record; all ranks have exited."""
         self._done.set()
         self._thread.join()
-        self._look()
+        self._poll()
         self._output.close()
         os.close(self._reader)
         os.close(self.registry)
@@ -77,16 +77,16 @@ class RankMonitor:
 
     def _run(self) -> None:
         while not self._done.wait(POLL):
-            self._look()
+            self._poll()
             if self._kill_at is None and exists(self._attempt.kill_order):
                 self._dump_stacks()
                 self._kill_at = time.monotonic()
             if self._kill_at is not None and time.monotonic() >= self._kill_at:
                 self.kill()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         self._register()
-        self._look_at_unnamed()
+        self._poll_unnamed()
         self._output.look(self._ranks.values())
         for pid, rank in self._ranks.items():
             if pid in self._ended:
@@ -103,7 +103,7 @@ class RankMonitor:
                 if code != 0:
                     self._end_peers()
 
-    def _look_at_unnamed(self) -> None:
+    def _poll_unnamed(self) -> None:
         """Which rank an early exit was is known from torchrun's agent once all have exited."""
         for pid in self._unnamed - self._ended:
             try:
