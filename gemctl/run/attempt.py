@@ -1,23 +1,23 @@
-"""One attempt at a run: who made its folder owns the run, for as long as no higher one exists.
+"""One attempt at a run. Whoever creates its folder owns the run, as long as no attempt with a higher number exists.
 
     attempts/<n>/
-      claim.json      who, where, with how many ranks; which requests were there before
+      claim.json      who, where, with how many ranks; which requests came before it
       secret          its agents and ranks recognise each other by it; only the user can read it
-      meeting.json    the port at which agents of several hosts meet, if the one meant was taken
+      meeting.json    the port where agents of several hosts meet, if the intended one was in use
       base.json       the checkpoint it starts from
-      heartbeat       changes while the attempt lives; heartbeat-<node>: while the agent of another host does
+      heartbeat       changes while the attempt is alive; heartbeat-<node>: while the agent of another host is
       config.yaml plan.json mesh.json request.json
       spec.yaml inputs.json   what its ranks read (gemctl/run/inputs.py)
-      agent-<node>.jsonl ranks/<rank>.jsonl   what became of the processes (gemctl/run/rank_records.py)
+      agent-<node>.jsonl ranks/<rank>.jsonl   records of the processes (gemctl/run/rank_records.py)
       ledger.jsonl metrics.jsonl tb/ logs/
-      loaded.json     what was loaded at its start, counted and checked
-      saves.jsonl     what became of each save
-      rolled_back.json  why it gave up its steps since the last checkpoint, if it did (gemctl/run/base.py)
-      kill.json       the supervisor's order to end all ranks at once
-      end.json        how it ended; missing if nobody lived to write it
+      loaded.json     which tensors were loaded at its start
+      saves.jsonl     the outcome of each save
+      rolled_back.json  why it dropped its steps since the last checkpoint, if it did (gemctl/run/base.py)
+      kill.json       the supervisor's order to kill all ranks
+      end.json        how it ended; missing if no process survived to write it
 
-The folder is made by mkdir, which only one can win, and nothing is rewritten to take or keep the run: a process that
-was stopped for an hour and wakes up finds a higher folder and knows that it owns nothing any more.
+The folder is created by mkdir, which succeeds for one process only, and nothing is rewritten to take or keep the run: a
+process that was suspended for an hour finds a higher folder when it wakes up, and knows that it owns nothing any more.
 """
 
 import contextlib
@@ -39,23 +39,23 @@ from gemctl.durable import exists, read, steadily, sync_folder
 from gemctl.errors import GemctlError, InputError
 from gemctl.run.files import Record, create_json, is_whole, read_json, read_whole
 
-PATIENCE = 5.0  # seconds, at least, without a beat after which an attempt counts as dead
-LAST_BEAT = 2.0  # seconds that the end of the beating may wait for a host that is not reached
+PATIENCE = 5.0  # seconds, at least, without a heartbeat after which an attempt counts as dead
+LAST_BEAT = 2.0  # seconds to wait for the heartbeat's thread, which may be waiting for an unreachable host
 MOST_BEAT = 4096
 SECRET_BYTES = 32
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
-BEAT_BYTES = 64  # every beat is written over the last one in a single write
+BEAT_BYTES = 64  # each heartbeat overwrites the last one in a single write
 
 
 def may_go_on(end: dict[str, Any]) -> bool:
-    """False if the run has ended for good with this end of an attempt. Whether a job that was ended is started again,
-    only its scheduler can tell."""
+    """False if the run has ended for good with this end of an attempt. Whether a preempted job is started again, only
+    its scheduler knows."""
     return bool(end.get("again")) or end.get("kind") == "preemption"
 
 
 @dataclass(frozen=True)
 class Claim:
-    """Who made the attempt. Attempts that the same agents serve have the same `owner`."""
+    """Who created the attempt. Attempts served by the same agents have the same `owner`."""
 
     owner: str
     host: str
@@ -63,12 +63,12 @@ class Claim:
     time: float
     nodes: int
     ranks_per_node: int
-    heartbeat: float  # seconds between beats
-    first_request: int  # requests with lower numbers were meant for earlier attempts
+    heartbeat: float  # seconds between heartbeats
+    first_request: int  # requests with lower numbers are for earlier attempts
 
     @property
     def patience(self) -> float:
-        """Seconds without a beat after which the attempt counts as dead: ten beats, at least 5 s."""
+        """Seconds without a heartbeat after which the attempt counts as dead: ten heartbeats, at least 5 s."""
         return max(PATIENCE, 10 * self.heartbeat)
 
 
@@ -76,14 +76,16 @@ class Claim:
 class Base:
     """What the attempt starts from. Checkpoints of earlier attempts at later steps are void from then on."""
 
-    checkpoint: str | None  # its folder's name below checkpoints/; None: from the start
-    step: int  # steps that are done in it
-    passed_over: list[int] = field(default_factory=list)  # later steps whose batches are not looked at (from 0)
-    left_alone: list[str] = field(default_factory=list)  # published checkpoints that it goes on without: kept
+    checkpoint: str | None  # name of its folder in checkpoints/; None: step 0
+    step: int  # steps completed in it
+    passed_over: list[int] = field(default_factory=list)  # later steps (from 0) whose batches are skipped
+    left_alone: list[str] = field(
+        default_factory=list
+    )  # published checkpoints that it does not use; never deleted by gemctl
 
 
 class _Named:
-    """The path of a folder's file, made when asked for: a list of runs reads few files of many folders."""
+    """A path in the folder, created on access: listing runs reads few files of many folders."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -125,19 +127,19 @@ class Attempt:
         return self.path / f"agent-{node}.jsonl"
 
     def agent_beat(self, node: int) -> Path:
-        """What an agent beats in; that of node 0 speaks for the attempt."""
+        """The agent's heartbeat file; that of node 0 is the attempt's."""
         return self.heartbeat if node == 0 else self.path / f"heartbeat-{node}"
 
     def agent_output(self, node: int) -> Path:
-        """What the agent that began with this attempt wrote to stdout and stderr."""
+        """stdout and stderr of the agent that started with this attempt."""
         return self.logs / f"agent-{node}.log"
 
     def rank_log(self, rank: int) -> Path:
-        """The rank's own record: stages and exceptions, JSON lines."""
+        """The rank's own record: stages and exceptions, as JSON lines."""
         return self.ranks / f"{rank}.jsonl"
 
     def rank_output(self, rank: int) -> Path:
-        """What the rank's process wrote to stdout and stderr."""
+        """stdout and stderr of the rank's process."""
         return self.logs / f"rank-{rank}.log"
 
     def output_times(self, node: int) -> Path:
@@ -145,32 +147,32 @@ class Attempt:
         return self.logs / f"times-{node}.jsonl"
 
     def rank_stack(self, rank: int) -> Path:
-        """Where the rank dumps its stack when asked to."""
+        """Where the rank dumps its stack on SIGUSR1."""
         return self.logs / f"rank-{rank}.stack"
 
     def in_run(self, path: Path) -> str:
-        """One of the attempt's files as the run's records name it, from the run's directory: that may be moved."""
+        """One of the attempt's files, relative to the run directory, which may be moved."""
         return str(path.relative_to(self.path.parent.parent))
 
     @property
     def claimed(self) -> bool:
-        """False for a moment after the folder is made, and for ever if its maker or its host's power died then."""
+        """False for a moment after the folder is created, and forever if its creator or the power failed then."""
         return self._once(self.claim_file) is not None
 
     def _once(self, path: Path) -> Record | None:
-        """What is in a file that is written once and then kept as it is; None if it is not there, or cut."""
+        """The contents of a file that is written once; None if it is missing or truncated."""
         if path not in self._read and (found := read_whole(path)) is not None:
             self._read[path] = found
         return self._read.get(path)
 
     @property
     def configured(self) -> bool:
-        """Whether it got as far as its configuration, and no power loss has taken it."""
+        """Whether its configuration was written and survived a possible power loss."""
         return is_whole(self.config)
 
     @property
     def patience(self) -> float:
-        """As its claim says; the shortest if it has none."""
+        """As in its claim; the shortest if it has none."""
         return self.claim().patience if self.claimed else PATIENCE
 
     def claim(self) -> Claim:
@@ -180,7 +182,7 @@ class Attempt:
         return Base(**read_json(self.base_file).fields(Base))
 
     def started_from(self) -> Base | None:
-        """As `base`; None where it has not come to say so, or a power loss has cut what it said."""
+        """As `base`; None if it has not been written, or a power loss truncated it."""
         base = self._once(self.base_file)
         return None if base is None else Base(**base.fields(Base))
 
@@ -188,12 +190,12 @@ class Attempt:
         create_json(self.base_file, asdict(base))
 
     def owns_run(self) -> bool:
-        """False once a higher attempt exists: what this one still writes is void."""
+        """False once a higher attempt exists: what this one writes from then on is void."""
         names = steadily(lambda: os.listdir(self.path.parent))  # noqa: PTH208 (speed)
         return not any(name.isascii() and name.isdecimal() and int(name) > self.number for name in names)
 
     def beat(self, node: int = 0) -> bytes:
-        """The present beat of an agent; only whether it changes has a meaning."""
+        """The agent's current heartbeat; only whether it changes is meaningful."""
         try:
             return read(self.agent_beat(node), MOST_BEAT)
         except FileNotFoundError:
@@ -201,7 +203,7 @@ class Attempt:
 
     def end(self) -> dict[str, Any] | None:
         """How the attempt ended: `outcome` (finished, stopped, preempted, killed, failed), `step`, steps `saved`, the
-        budget (`kind`) that it costs, the `signal` that stopped it, the `cause`. None: it did not say.
+        budget (`kind`) that it is charged to, the `signal` that stopped it, the `cause`. None if it has no end record.
         """
         return self._once(self.end_file)
 
@@ -209,8 +211,8 @@ class Attempt:
         create_json(self.end_file, {"outcome": outcome, "time": time.time(), **facts})
 
     def order_kill(self, reason: str) -> None:
-        """Tells every agent of the attempt to dump its ranks' stacks and to kill them."""
-        with contextlib.suppress(FileExistsError):  # several may order it, for one reason
+        """Orders every agent of the attempt to dump its ranks' stacks and to kill them."""
+        with contextlib.suppress(FileExistsError):  # agents and supervisor may order it at once
             create_json(self.kill_order, {"reason": reason, "time": time.time()})
 
 
@@ -224,11 +226,11 @@ def claim(
     owner: str | None = None,
     first_request: int | None = None,
 ) -> Attempt:
-    """Makes attempt `number` and so takes the run. InputError if another process was faster.
+    """Creates attempt `number` and so takes the run. InputError if another process was faster.
 
-    `number` is one more than the last attempt that the caller knew and found dead: so of two that take over the same
-    dead attempt only one can win. `first_request`: the first that its owner has not
-    seen; None: that comes from now on.
+    `number` is one more than that of the last attempt that the caller knows, which is dead: so of two processes that
+    take over the same dead attempt only one can win. `first_request`: the first that its owner has not handled; None:
+    the next that is filed.
     """
     attempt = Attempt(run_path / "attempts" / str(number))
     claim = {
@@ -241,17 +243,17 @@ def claim(
         "heartbeat": heartbeat,
         "first_request": first_request or 1 + sum(1 for _ in (run_path / "requests").glob("*.json")),
     }
-    with contextlib.suppress(FileExistsError):  # a faster one's, or ours and a file server says so: the claim decides
+    with contextlib.suppress(FileExistsError):  # another process's, or ours if a file server retried: the claim decides
         attempt.path.mkdir()
     sync_folder(attempt.path.parent)
     attempt.logs.mkdir(exist_ok=True)
     attempt.ranks.mkdir(exist_ok=True)
-    create_secret(attempt.secret)  # before the claim: what is claimed can be met in
+    create_secret(attempt.secret)  # before the claim, so that agents of a claimed attempt can read it
     try:
-        create_json(attempt.claim_file, claim)  # puts the folders beside it on disk too
+        create_json(attempt.claim_file, claim)  # syncs the folders beside it too
     except FileExistsError:
         raise InputError(f"{run_path.name}: attempt {number} was started by another process just now") from None
-    _write_beat(attempt.heartbeat, 0)  # after the claim: what beats can be asked who it is
+    _write_beat(attempt.heartbeat, 0)  # after the claim, so that the owner of a heartbeat is known
     return attempt
 
 
@@ -297,10 +299,10 @@ def _write_beat(path: Path, count: int) -> None:
 
 
 class Heartbeat:
-    """Beats in the attempt's folder from a thread of its own: `with Heartbeat(attempt, seconds): …`.
+    """Writes the heartbeat of `node`'s agent from a thread: `with Heartbeat(attempt, seconds): …`.
 
-    It ends by itself once a higher attempt owns the run, after calling `superseded`. `node`: whose beat it is. Before
-    each beat it calls `reach`, so that a host which does not get to the others falls silent: False ends the beating.
+    It stops once a higher attempt owns the run, after calling `superseded`. Before each beat it calls `reach`, and
+    stops if that returns False, so that a host that cannot reach the others falls silent.
     """
 
     def __init__(
@@ -336,15 +338,13 @@ class Heartbeat:
             if not self._reach():
                 return
             count += 1
-            with contextlib.suppress(OSError):  # the next one may be taken; if none is, others take the run
+            with contextlib.suppress(OSError):  # the next may succeed; if none does, the attempt counts as dead
                 _write_beat(self._file, count)
 
 
 def watch_beat(attempt: Attempt) -> float | None:
-    """Seconds until the attempt's next beat, or None if it has ended or does not beat within its patience: it is dead.
-
-    Only this process's own monotonic clock counts, as the writer may live on a host whose clock differs.
-    """
+    """Seconds until the attempt's next heartbeat; None if it has ended, or has no heartbeat within its patience: it is
+    dead. Measured by this process's monotonic clock, since the clock of the writer's host may differ."""
     if exists(attempt.end_file):
         return None
     patience = attempt.patience

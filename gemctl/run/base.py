@@ -28,8 +28,8 @@ from gemctl.run.manifest import Check, Checkpoint, check_file, checkpoints, file
 
 @dataclass(frozen=True)
 class Choice:
-    """`passed_over`: why newer ones were not taken, one line each. `left_alone`: names of those that were published,
-    and count no more from now on though they may be restored: nothing deletes them by itself."""
+    """`passed_over`: why newer ones were not used, one line each. `left_alone`: names of published ones that no longer
+    count, though they might be restored: gemctl never deletes them on its own."""
 
     checkpoint: Checkpoint | None = None
     passed_over: list[str] = field(default_factory=list)
@@ -41,8 +41,8 @@ def newest_verified(
 ) -> Choice:
     """The newest valid checkpoint in whose files `check` finds no fault; none if the run has never published one.
 
-    `declined`: why one is not to be taken though it may be whole. InputError if a newer one cannot be read now, or if
-    none of those that the run has published can be used.
+    `declined`: why a checkpoint is not to be used though it may be intact. InputError if a newer one cannot be read
+    now, or if none of those that the run has published can be used.
     """
     choice, refused, unreadable = Choice(), False, False
     found = checkpoints(run)
@@ -67,14 +67,14 @@ def newest_verified(
 
 
 def from_scratch(run: RunDir) -> Choice:
-    """No checkpoint: all that is there is left alone."""
+    """No checkpoint: all that exist are left alone."""
     found = [one for one in checkpoints(run) if one.current and one.state != "missing"]
     reasons = [f"{one.path}: {one.flaw or 'left alone, as step 0 was asked for'}" for one in found]
     return Choice(None, reasons, [one.path.name for one in found])
 
 
 def _faults(checkpoint: Checkpoint, check: Check) -> tuple[list[str], bool]:
-    """What is wrong with it, and whether it cannot be read now."""
+    """What is wrong with the checkpoint, and whether it is unreadable."""
     if checkpoint.state != "valid":
         return [checkpoint.reason], checkpoint.state == "unreadable"
     try:
@@ -88,7 +88,7 @@ def _cannot_be_read(run: RunDir, newest: Checkpoint, reasons: list[str], older: 
     advice = ["make it readable (the disk, its permissions, the gemctl that wrote it) and resume again"]
     if following is not None:
         advice.append(
-            f"to go on from step {following.step} without it, move {newest.path.name} out of {newest.path.parent}"
+            f"to resume from step {following.step} without it, move {newest.path.name} out of {newest.path.parent}"
         )
     head = f"run {run.run_id}: {newest.path.name} cannot be read now, so it is not known to be lost"
     return _message(head, reasons, [*advice, _anew(run)])
@@ -109,10 +109,10 @@ def _message(head: str, reasons: list[str], advice: list[str]) -> str:
 
 @dataclass(frozen=True)
 class RolledBack:
-    """Why an attempt gave up its steps since its last checkpoint: at `step` (from 0) something was not finite.
+    """Why an attempt dropped its steps since its last checkpoint: at `step` (from 0) something was not finite.
 
-    `what`: gradient (the batch is passed over from now on) or state (weights or tables hold it already, so the batch
-    is not to blame). `ranks`: where it showed, if not on all.
+    `what`: gradient (the batch is passed over from now on) or state (weights or tables are not finite already, so the
+    batch is not to blame). `ranks`: the ranks where it was seen, if not all.
     """
 
     step: int
@@ -120,7 +120,7 @@ class RolledBack:
     ranks: list[int]
 
     def text(self) -> str:
-        """For people. Of one rank alone it begins with the rank, as a cause does."""
+        """The message; if one rank alone saw it, it begins with the rank."""
         rank = f"rank {self.ranks[0]}: " if len(self.ranks) == 1 else ""
         on = f" on ranks {', '.join(map(str, self.ranks))}" if len(self.ranks) > 1 else ""
         if self.what == "gradient":
@@ -135,25 +135,25 @@ class RolledBack:
 
 
 def record_rollback(attempt: Attempt, found: RolledBack) -> None:
-    """Writes it, once an attempt; by rank 0, before the attempt fails."""
+    """Writes rolled_back.json; once per attempt, by rank 0, before the attempt fails."""
     create_json(attempt.rolled_back, {**asdict(found), "time": time.time()})
 
 
 def rolled_back(attempt: Attempt) -> RolledBack | None:
-    """Why the attempt gave up its steps; None if it did not."""
+    """Why the attempt dropped its steps; None if it did not."""
     line = read_whole(attempt.rolled_back)
     return None if line is None else RolledBack(line["step"], line["what"], line["ranks"])
 
 
 def passed_over(attempts: Sequence[Attempt], step: int) -> list[int]:
-    """Steps from `step` on whose batches a new attempt passes over, after these attempts."""
+    """Steps from `step` on whose batches an attempt after these passes over."""
     found = (rolled_back(attempt) for attempt in attempts)
     return sorted({one.step for one in found if one and one.what == "gradient" and one.step >= step})
 
 
 def distrusts(attempts: Sequence[Attempt]) -> str | None:
-    """The checkpoint that no attempt should start from after the last of these: its state was not finite at its first
-    step, or at a later one for the second time.
+    """The checkpoint that no attempt after these should start from: the state was not finite at the last attempt's
+    first step, or at a later one for the second time from that checkpoint.
     """
     found = {attempt.number: rolled_back(attempt) for attempt in attempts}
     last = attempts[-1]

@@ -1,4 +1,4 @@
-"""What the commands say of checkpoints: a run's list, faults, and what two of them differ in.
+"""What `gemctl checkpoint` shows and does: lists, verifies, compares, exports and prunes checkpoints.
 
 gemctl checkpoint list RUN
 """
@@ -25,8 +25,8 @@ from gemctl.run.manifest import (
 
 @dataclass(frozen=True)
 class Listed:
-    """One checkpoint folder. `flaw`: why it does not count. The rest is None without a manifest; `bytes`: all files.
-    `step`, `attempt`: as its manifest says; the folder's `name` is another's if it was moved."""
+    """One checkpoint folder. `flaw`: why it does not count. `step`, `attempt`: from its manifest, which may differ from
+    the folder's `name` if it was moved. The rest is None without a manifest; `bytes`: of all files."""
 
     name: str
     step: int
@@ -39,7 +39,7 @@ class Listed:
 
 @dataclass(frozen=True)
 class Listing:
-    """A run's checkpoints, newest first, and the other folders beside them, which do not count and why."""
+    """A run's checkpoints, newest first, and the folders that do not count."""
 
     run: str
     checkpoints: list[Listed]
@@ -60,7 +60,7 @@ class Exported:
 
 @dataclass(frozen=True)
 class Unusable:
-    """A checkpoint folder that no attempt can start from, and why. `bytes`: of its files that can be seen."""
+    """A checkpoint folder that no attempt can start from, and why. `bytes`: of its readable files."""
 
     path: str
     reasons: list[str]
@@ -69,7 +69,7 @@ class Unusable:
 
 @dataclass(frozen=True)
 class Pruned:
-    """What `gemctl checkpoint prune` deletes, or would delete (`dry_run`). `failed`: what the system refused."""
+    """What `gemctl checkpoint prune` deletes, or would delete (`dry_run`). `failed`: what could not be deleted."""
 
     run: str
     dry_run: bool
@@ -84,7 +84,7 @@ class Pruned:
 
 @dataclass(frozen=True)
 class Verified:
-    """`faults` of each verified checkpoint folder, by path; no faults: its files are whole."""
+    """Path of each verified checkpoint folder → its faults; none if its files are intact."""
 
     faults: dict[str, list[str]]
 
@@ -96,11 +96,11 @@ class Verified:
 
 @dataclass(frozen=True)
 class Difference:
-    """One object (or `position.<key>`) that is not the same.
+    """One object (or `position.<key>`) that differs.
 
-    `what`: missing in A, missing in B, shape, dtype, value. For `value` of tensors: how many `elements` differ in any
-    bit, the largest |A − B|, and that over the largest |A| (NaN if one is NaN). `a` and `b`: the two shapes, dtypes
-    or JSON values.
+    `what`: missing in A, missing in B, shape, dtype, value. For `value` of tensors: the number of `elements` that
+    differ in any bit, the largest |A − B|, and that relative to the largest |A| (NaN if one is NaN). `a` and `b`: the
+    shapes, dtypes or JSON values.
     """
 
     key: str
@@ -114,7 +114,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two checkpoints' folders. `objects`: keys in either; `compared`: those whose values were set side by side."""
+    """Two checkpoint folders. `objects`: keys in either; `compared`: those whose values were compared."""
 
     a: str
     b: str
@@ -131,8 +131,8 @@ class Comparison:
 
 
 def list_checkpoints(reference: str, root: str) -> Listing:
-    """The checkpoints of the run that `reference` means, with what their manifests say; one whose files are gone, or
-    longer or shorter than that, does not count."""
+    """The checkpoints of the run `reference`, as in their manifests; one whose files are missing or have another size
+    does not count."""
     run = find(reference, root)
     found = [_listed(checkpoint) for checkpoint in checkpoints(run)]
     valid = [one for one in found if one.flaw is None]
@@ -151,7 +151,7 @@ def _listed(checkpoint: Checkpoint) -> Listed:
 
 
 def verify_all(reference: str, root: str) -> Verified:
-    """Faults of one checkpoint (a path or RUN:step), or of all that a run has published."""
+    """The faults of one checkpoint (a path or RUN:step), or of all that a run has published."""
     if _is_checkpoint(Path(reference)) or reference.rpartition(":")[2].isdecimal():
         folder = resolve(reference, root)
         return Verified({str(folder): verify(folder)})
@@ -163,8 +163,8 @@ def verify_all(reference: str, root: str) -> Verified:
 
 
 def unusable(run: RunDir) -> list[Unusable]:
-    """The checkpoint folders of the run that no attempt can start from, newest first: unfinished, void, damaged (all
-    files are read), or unreadable."""
+    """The checkpoint folders that no attempt can start from, newest first: unfinished, void, unreadable or damaged (all
+    files are read)."""
     found = []
     for one in checkpoints(run):
         reasons = [one.flaw] if one.flaw is not None else verify(one.path)
@@ -172,12 +172,12 @@ def unusable(run: RunDir) -> list[Unusable]:
             found.append(Unusable(str(one.path), reasons, size_of(one.path)))
     for path in sorted(entries(run.checkpoints)):
         if path.name.endswith(DELETED):
-            found.append(Unusable(str(path), ["its deletion was cut short"], size_of(path)))
+            found.append(Unusable(str(path), ["its deletion was interrupted"], size_of(path)))
     return found
 
 
 def size_of(folder: Path) -> int:
-    """Bytes of a folder's files, of those that can be seen."""
+    """Bytes of a folder's readable files."""
     try:
         return sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
     except OSError:
@@ -185,7 +185,7 @@ def size_of(folder: Path) -> int:
 
 
 def delete(found: list[Unusable]) -> list[str]:
-    """Deletes the folders; what the system refuses, one line each."""
+    """Deletes the folders; returns what could not be deleted, one line each."""
     failed: list[str] = []
 
     def refused(function: object, path: str, info: object) -> None:
@@ -203,7 +203,7 @@ def delete(found: list[Unusable]) -> list[str]:
 
 
 def resolve(reference: str, root: str) -> Path:
-    """The checkpoint folder that a user means by a path, RUN (its newest) or RUN:step."""
+    """The checkpoint folder of a path, RUN (its newest) or RUN:step."""
     if _is_checkpoint(Path(reference)):
         return Path(reference)
     name, _, step = reference.rpartition(":")
@@ -219,7 +219,7 @@ def resolve(reference: str, root: str) -> Path:
     if not valid:
         raise InputError(f"{reference}: the run has no checkpoint")
     steps = ", ".join(str(checkpoint.step) for checkpoint in valid)
-    raise InputError(f"{reference}: no such checkpoint; the run has those of step {steps}")
+    raise InputError(f"{reference}: no such checkpoint; the run has steps {steps}")
 
 
 def _is_checkpoint(path: Path) -> bool:

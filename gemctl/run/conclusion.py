@@ -1,4 +1,4 @@
-"""How an attempt ended, in one text: what the failing command says, `status`, `logs` and `report` say too.
+"""How an attempt ended, as text: the failing command, `status`, `logs` and `report` all show the same.
 
     conclusion(run, attempt)      # "run 2026… failed: rank 1 failed first, in stage step, step 3: killed by SIGKILL\n…"
 
@@ -17,13 +17,13 @@ from gemctl.run.manifest import checkpoints
 
 
 def conclusion(run: RunDir, attempt: Attempt) -> str | None:
-    """How the attempt ended, why, and how to go on; None before it has."""
+    """How the attempt ended, why, and how to resume; None while it runs."""
     end = attempt.end()
     return None if end is None else describe(run, end)
 
 
 def ending(run: RunDir) -> str | None:
-    """How the run's last attempt ended, unless it has finished; None too if it goes on."""
+    """How the run's last attempt ended; None if it finished or is still running."""
     last = run.last_attempt()
     end = last.end() if last is not None else None
     return describe(run, end) if end is not None and end["outcome"] != "finished" else None
@@ -36,8 +36,8 @@ def cause_of(end: dict[str, Any] | None) -> str | None:
 
 
 def describe(run: RunDir, end: dict[str, Any]) -> str:
-    """The same of an end that is not in its file yet."""
-    if (end.get("cause") or {}).get("kind") == "checkpoint":  # which says what to do, too
+    """The same for an end that has not been written to end.json yet."""
+    if (end.get("cause") or {}).get("kind") == "checkpoint":  # its text says what to do
         return str(end["cause"]["text"])
     lines = [f"run {run.run_id} {_ended(end)}", *_log(run, end)]
     if end["outcome"] == "failed" and end.get("again"):
@@ -48,7 +48,7 @@ def describe(run: RunDir, end: dict[str, Any]) -> str:
 
 
 def hint(run: RunDir) -> str:
-    """The command that goes on, and from where."""
+    """The command that resumes the run, and from which step."""
     try:
         found = [one for one in checkpoints(run) if one.current]
     except InputError as error:
@@ -61,7 +61,7 @@ def hint(run: RunDir) -> str:
 
 
 def saved_step(run: RunDir) -> int | None:
-    """Steps in the newest valid checkpoint; None if there is none, or none can be seen now."""
+    """Steps in the newest valid checkpoint; None if there is none, or they cannot be read now."""
     try:
         return next((one.step for one in checkpoints(run) if one.state == "valid"), None)
     except InputError:
@@ -69,12 +69,12 @@ def saved_step(run: RunDir) -> int | None:
 
 
 def reference(run: RunDir) -> str:
-    """The same as `name` as one word of a command line."""
+    """`name`, quoted as one word of a command line."""
     return paths.word(name(run))
 
 
 def name(run: RunDir) -> str:
-    """How a user names the run from where they are: its id if it lies below ./runs, else its path."""
+    """The run's name on a command line in the current folder: its id if it is below ./runs, else its path."""
     try:
         return run.run_id if run.path.parent.parent == Path("runs").absolute() else short(run.path)
     except FileNotFoundError:  # the current folder has been deleted
@@ -82,7 +82,7 @@ def name(run: RunDir) -> str:
 
 
 def short(path: Path) -> str:
-    """The path as one would type it here."""
+    """The path as one would type it in the current folder."""
     try:
         relative = os.path.relpath(path)
     except FileNotFoundError:  # the current folder has been deleted
@@ -105,7 +105,7 @@ def _ended(end: dict[str, Any]) -> str:
 
 
 def _log(run: RunDir, end: dict[str, Any]) -> list[str]:
-    """What the other ranks did, where the log is, and its last lines."""
+    """What the other ranks were doing, the log's path, and its last lines."""
     cause = end.get("cause") or {}
     lines = [f"other ranks: {cause['others']}"] if cause.get("others") else []
     lines += [f"log: {short(run.path / cause['log'])}"] if cause.get("log") else []

@@ -33,7 +33,7 @@ from gemctl.run.access import Access, create_folder, written_as, written_by_umas
 from gemctl.run.attempt import Attempt
 from gemctl.run.files import CutFileError, create_json, entries, is_whole, numbered, read_json, read_whole
 
-LEFT = "empty or cut, as a power loss leaves files"
+LEFT = "empty or truncated, as after a power loss"
 PACKAGES = ("gemctl", "torch", "torchrec", "fbgemm-gpu-cpu", "fbgemm-gpu", "torchx", "numpy", "pyarrow")
 
 
@@ -56,15 +56,15 @@ class RunDir:
 
     @classmethod
     def create(cls, root: str, name: str, command: list[str], access: Access = "private") -> "RunDir":
-        """Makes `<root>/<name>/<new run id>/` with its run.json; `command` is the command line that asked for it.
+        """Creates `<root>/<name>/<new run id>/` with its run.json; `command` is the command line that started it.
 
-        InputError where it cannot be written.
+        InputError if it cannot be written.
         """
         run = cls(folder_of(root, name, access) / new_run_id())
         identity = _identity(run.run_id, name, command)
         with paths.writing(f"run.root {root}"):
             try:
-                create_folder(run.path, access)  # or another run has; its run.json tells
+                create_folder(run.path, access)  # an existing one may be another run's: its run.json decides
             except FileExistsError:
                 return cls.create(root, name, command, access)
             sync_folder(run.path.parent)
@@ -72,17 +72,17 @@ class RunDir:
                 with written_as(run.path):
                     for part in (run.requests, run.submissions, run.checkpoints, run.path / "attempts"):
                         part.mkdir(exist_ok=True)
-                    create_json(run.path / cls.IDENTITY, identity)  # puts those on disk too
+                    create_json(run.path / cls.IDENTITY, identity)  # syncs the folders too
             except FileExistsError:  # another run drew this id in the same second
                 return cls.create(root, name, command, access)
             except BaseException:
-                shutil.rmtree(run.path, ignore_errors=True)  # half a run is none
+                shutil.rmtree(run.path, ignore_errors=True)  # no half-created run is left
                 raise
         return run
 
     @classmethod
     def open(cls, path: Path | str) -> "RunDir":
-        """The run in `path`; InputError where there is none, or one that a newer gemctl wrote."""
+        """The run in `path`; InputError if there is none, or a newer version of gemctl wrote it."""
         run = cls(Path(path).absolute())
         if not (run.path / cls.IDENTITY).is_file():
             raise InputError(f"{path}: no run here ({cls.IDENTITY} is missing)")
@@ -90,7 +90,8 @@ class RunDir:
         return run
 
     def info(self) -> dict[str, Any]:
-        """What run.json says; where a power loss has cut it, what its folder says, if anything was made in it."""
+        """The contents of run.json; if a power loss truncated it, what the folder tells, unless nothing was created in
+        it."""
         if (found := read_whole(self.path / self.IDENTITY)) is not None:
             return found
         if any(entries(folder) for folder in (self.submissions, self.path / "attempts")):
@@ -100,11 +101,11 @@ class RunDir:
 
     @property
     def identity_cut(self) -> bool:
-        """Whether run.json is there, but empty or cut."""
+        """Whether run.json is empty or truncated."""
         return read_whole(self.path / self.IDENTITY) is None
 
     def configured(self) -> Attempt | None:
-        """The newest attempt that got as far as its configuration; None if none did."""
+        """The newest attempt with a configuration; None if there is none."""
         return next((attempt for attempt in reversed(self.attempts()) if attempt.configured), None)
 
     def attempts(self) -> list[Attempt]:
@@ -122,9 +123,9 @@ class RunDir:
 
 
 def folder_of(root: str, name: str, access: Access = "private") -> Path:
-    """The folder of all runs called `name`, made if there is none yet. InputError where no run can be written.
+    """The folder of all runs called `name`, created if necessary. InputError if no run can be written there.
 
-    Folders that have to be made for a run of the group are the group's too, so that it gets to the run.
+    Folders created for a run with run.access=group belong to the group too, so that it can reach the run.
     """
     folder = Path(root).absolute() / name
     with paths.writing(f"run.root {root}"):
@@ -140,12 +141,12 @@ def folder_of(root: str, name: str, access: Access = "private") -> Path:
 
 
 def new_run_id() -> str:
-    """Time (UTC) and a short random part, so that names sort by age."""
+    """Time (UTC) and a short random suffix; ids sort by age."""
     return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
 
 
 def find(reference: str, root: str) -> RunDir:
-    """The run that a user means by a path, a run id or a unique prefix of one below `root`."""
+    """The run with this path, run id or unique prefix of a run id below `root`."""
     if not reference:
         raise InputError("RUN '': name a run by its path, its id or a prefix of the id")
     if paths.is_file(Path(reference) / RunDir.IDENTITY):
@@ -173,7 +174,7 @@ def list_runs(root: str) -> list[RunDir]:
 
 
 def closed_folders(root: str) -> list[Path]:
-    """Folders below `root`, of runs or of all runs of a name, that are closed to this user."""
+    """Folders of runs, or of all runs of a name, below `root` that this user may not read."""
     top = Path(root).absolute()
     return [path for depth in ("*", "*/*") for path in sorted(top.glob(depth)) if _closed(path)]
 
@@ -186,7 +187,7 @@ def _closed(folder: Path) -> bool:
 
 
 def _refuse_closed(reference: str, root: str) -> None:
-    """InputError if a run is meant that is another user's alone."""
+    """InputError if `reference` is a run that this user may not read."""
     named = [path for path in closed_folders(root) if path.name.startswith(reference)]
     for path in [Path(reference)] if _closed(Path(reference)) else named[:1]:
         raise InputError(f"{path}: Permission denied: the run is closed to you (run.access, docs/security.md)")
@@ -197,18 +198,19 @@ def _names(runs: list[RunDir]) -> str:
 
 
 def cut_files(run: RunDir) -> list[str]:
-    """One line for run.json, and for each submission and attempt of which something is cut."""
-    found = [f"{RunDir.IDENTITY}: {LEFT}; the run goes on without it"] if run.identity_cut else []
+    """One line for run.json and each submission and attempt with empty or truncated files, which were written by an
+    older version of gemctl, or lost by the disk."""
+    found = [f"{RunDir.IDENTITY}: {LEFT}; it is ignored"] if run.identity_cut else []
     folders = [("submission", run.submissions / str(number)) for number in numbered(run.submissions)]
     folders += [("attempt", attempt.path) for attempt in run.attempts()]
     for kind, folder in folders:
         if names := ", ".join(sorted(path.name for path in entries(folder) if _is_cut(path))):
-            found.append(f"{kind} {folder.name}: {names}: {LEFT}; what is missing counts as never written")
+            found.append(f"{kind} {folder.name}: {names}: {LEFT}; they count as never written")
     return found
 
 
 def _is_cut(path: Path) -> bool:
-    """Whatever else may be wrong with a file, who needs it says."""
+    """Other faults of a file are reported by whoever reads it."""
     try:
         if path.suffix == ".json":
             read_json(path)
@@ -244,7 +246,7 @@ def _versions() -> dict[str, str]:
 
 
 def git_commit() -> dict[str, Any] | None:
-    """Commit of the source tree that gemctl runs from, and whether it was changed; None outside of one."""
+    """The commit of the source tree that gemctl runs from, and whether it was modified; None outside a repository."""
     command = ["git", "-C", str(Path(__file__).parent), "status", "--porcelain=v2", "--branch", "--untracked-files=no"]
     try:
         lines = subprocess.run(

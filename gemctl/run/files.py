@@ -31,9 +31,9 @@ PLAIN: dict[object, type | tuple[type, ...]] = {int: int, float: (int, float), s
 
 
 class Record(dict[str, Any]):
-    """A JSON object of a file: a key that it does not have is an InputError, which says where it was found.
+    """A JSON object from a file: a missing key is an InputError that names the file.
 
-    It is made as any other dict is, which dataclasses.asdict relies on.
+    The constructor is dict's, as dataclasses.asdict requires.
     """
 
     where = "a copy of a JSON object"
@@ -48,8 +48,8 @@ class Record(dict[str, Any]):
         raise InputError(f"{self.where}: {key} is missing")
 
     def fields(self, kind: type) -> dict[str, Any]:
-        """All of it, for the dataclass `kind`. InputError if a key is missing, is none of its fields, or holds
-        something else than the number or text that the field is."""
+        """The object, checked against the dataclass `kind`. InputError if a key is missing, is not one of its fields,
+        or has a value that is not the number or text that the field needs."""
         known = {one.name: one for one in dataclasses.fields(kind)}
         needed = (name for name, one in known.items() if one.default is one.default_factory is dataclasses.MISSING)
         problems = [f"{self.where}: {name} is missing" for name in needed if name not in self]
@@ -57,27 +57,28 @@ class Record(dict[str, Any]):
         for name in self.keys() & known.keys():
             wanted = PLAIN.get(known[name].type)
             if wanted is not None and not isinstance(self[name], wanted):
-                problems.append(f"{self.where}: {name}={self[name]!r} is none of what it may be")
+                problems.append(f"{self.where}: {name}={self[name]!r} has the wrong type")
         if problems:
             raise InputError(problems)
         return self
 
 
 class CutFileError(InputError):
-    """A file that is empty or cut, as a power loss leaves it where it had not been put on disk."""
+    """A file that is empty or truncated, as a power loss leaves it if it had not been synced."""
 
 
 def create_json(path: Path, value: dict[str, Any]) -> None:
-    """Writes `value` to a file that must not exist yet (FileExistsError), on disk when this returns; readers never see
-    half of it, and only one of several writers wins."""
+    """Writes `value` to a file that must not exist yet (FileExistsError), synced when this returns. Readers never see a
+    part of it, and of several writers one wins."""
     create(path, json.dumps({"format": FORMAT, **value}, indent=1) + "\n")
 
 
 def or_unreadable(path: Path, read: Callable[[], Value]) -> Value:
-    """What `read()`, which reads `path`, and again where the refusal may pass, returns.
+    """The result of `read()`, which reads `path`.
 
-    FileNotFoundError if there is no `path`: its folder can be listed and does not name it. IsADirectoryError as it
-    comes. Unreadable for every other OSError.
+    FileNotFoundError if `path` surely does not exist: its folder can be listed and does not contain it. Unreadable for
+    any other OSError except IsADirectoryError (no permission, an I/O error, a disk that is not mounted): the file may
+    be intact, so it must not be taken for damaged, or deleted.
     """
     try:
         return read()
@@ -90,7 +91,7 @@ def or_unreadable(path: Path, read: Callable[[], Value]) -> Value:
 
 
 def entries(folder: Path) -> list[Path]:
-    """What the folder holds; nothing if there is none. Unreadable if it cannot be listed, or is a link to nowhere."""
+    """The folder's entries; none if it does not exist. Unreadable if it cannot be listed, or is a dangling link."""
     try:
         return or_unreadable(folder, lambda: steadily(lambda: list(folder.iterdir())))
     except FileNotFoundError:
@@ -98,7 +99,7 @@ def entries(folder: Path) -> list[Path]:
 
 
 def _absent(path: Path) -> bool:
-    """True if the folder of `path` can be listed and does not name it, or is absent itself."""
+    """True if the folder of `path` can be listed and does not contain it, or does not exist either."""
     try:
         return path.name not in os.listdir(path.parent)  # noqa: PTH208 (names are wanted)
     except (FileNotFoundError, NotADirectoryError):
@@ -114,8 +115,8 @@ def _text(path: Path, error: OSError) -> str:
 
 
 def numbered(folder: Path) -> list[int]:
-    """The numbers that entries of the folder have for names, in order; none if there is no folder. InputError for a
-    symbolic link: what it leads to is not the run's."""
+    """The entries of the folder whose names are numbers, sorted; none if it does not exist. InputError for a symbolic
+    link, whose target is not the run's."""
     found = [path for path in entries(folder) if path.name.isascii() and path.name.isdecimal()]
     if linked := [path for path in found if path.is_symlink()]:
         raise InputError(f"{linked[0]}: a symbolic link, where a folder of the run belongs")
@@ -123,23 +124,23 @@ def numbered(folder: Path) -> list[int]:
 
 
 def read_text(path: Path) -> str:
-    """The text in `path`. InputError if it is not there, cannot be read or is no UTF-8."""
+    """The text in `path`. InputError if it does not exist, cannot be read or is not UTF-8."""
     try:
         return read(path).decode()
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise InputError(f"{path}: no UTF-8 text ({error})") from error
+        raise InputError(f"{path}: not UTF-8 text ({error})") from error
 
 
 def read_json(path: Path) -> Record:
-    """The object in `path` without its `format`. InputError if it is newer than this gemctl, or not a JSON object;
-    CutFileError where a power loss may have left it so."""
+    """The object in `path` without its `format`. InputError if the format is newer than this gemctl, or the file is not
+    a JSON object; CutFileError if a power loss may be the reason."""
     return parse_line(read(path), str(path), path)
 
 
 def read_whole(path: Path) -> Record | None:
-    """As `read_json`; None where there is no such file, or one that is empty or cut."""
+    """As `read_json`; None if the file does not exist, or is empty or truncated."""
     try:
         return read_json(path)
     except (FileNotFoundError, CutFileError):
@@ -147,7 +148,7 @@ def read_whole(path: Path) -> Record | None:
 
 
 def is_whole(path: Path) -> bool:
-    """Whether the text file is there and has something in it, and no zeros, which a power loss leaves for text."""
+    """Whether the text file exists, is not empty, and has no zero bytes, which a power loss leaves in place of text."""
     try:
         data = read(path)
     except FileNotFoundError:
@@ -156,8 +157,8 @@ def is_whole(path: Path) -> bool:
 
 
 def parse_line(text: bytes, where: str, path: Path) -> Record:
-    """The object that `text`, found at `where` in the file `path`, is in JSON, without its `format`. InputError as of
-    `read_json`, and for values of other types than the file's may have (gemctl/run/shapes.py)."""
+    """The JSON object in `text`, at `where` in the file `path`, without its `format`. InputError as `read_json`, and
+    for values of the wrong type (gemctl/run/shapes.py)."""
     if not text.strip(b"\0 \n"):
         raise CutFileError(f"{where}: empty")
     try:
@@ -181,24 +182,24 @@ def parse_line(text: bytes, where: str, path: Path) -> Record:
 
 
 class JsonLog:
-    """Appends JSON objects, one a line; each goes out in one write, so lines of several writers do not mix.
+    """Appends JSON objects, one per line, each in a single write, so that lines of several writers do not mix.
 
-    A last line that a dead host has left cut, or zeros that a power loss has left, are taken away: they were never
-    read, and the next line would be lost with them.
+    A truncated last line of a dead host, or zeros left by a power loss, are removed: they were never read, and the next
+    line would be lost with them.
 
-    Room for the last lines, which say how it ended, is kept on the disk: one that is full can still be told of.
+    Disk space for the last lines, which say how the process ended, is reserved, so that a full disk can be reported.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._kept = 0  # bytes that are the file's on the disk, however short it is
-        self._named = False  # its name is on the disk
+        self._kept = 0  # bytes allocated on disk, beyond the file's size
+        self._named = False  # its directory entry has been synced
         self._fd = open_log(path)
         _drop_cut_line(self._fd)
 
     def write(self, record: dict[str, Any], *, last: bool = False) -> None:
-        """Appends a line, all of it or nothing (OSError, which names the file); a `last` one may use the room kept, and
-        is on disk with all before it when this returns."""
+        """Appends a line, all of it or nothing (OSError, which names the file). A `last` one may use the reserved
+        space, and is synced with everything before it when this returns."""
         line = (json.dumps({"format": FORMAT, **record}) + "\n").encode()
         size = os.fstat(self._fd).st_size
         with named(self._path):
@@ -212,7 +213,7 @@ class JsonLog:
             self.sync()
 
     def sync(self) -> None:
-        """Puts on disk what has been written: what others are about to rely on, never every line."""
+        """Syncs what has been written: only for what others are about to rely on, not for every line."""
         with named(self._path):
             os.fsync(self._fd)
         if not self._named:
@@ -220,7 +221,7 @@ class JsonLog:
             self._named = True
 
     def size(self) -> int:
-        """Bytes that are in the file."""
+        """Bytes in the file."""
         return os.fstat(self._fd).st_size
 
     def close(self) -> None:
@@ -240,7 +241,7 @@ def _drop_cut_line(fd: int) -> None:
 
 
 def _keep(fd: int, size: int) -> None:
-    """Takes room for the file's first `size` bytes, without making it longer, where the file system can do that."""
+    """Allocates the file's first `size` bytes without extending it, if the file system can."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.fallocate(fd, FALLOC_FL_KEEP_SIZE, ctypes.c_int64(0), ctypes.c_int64(size)) != 0:
         number = ctypes.get_errno()
@@ -249,23 +250,24 @@ def _keep(fd: int, size: int) -> None:
 
 
 class LogTail:
-    """Reads a JSON-lines file that may still grow, or not exist yet: `new()` returns what came since the last call.
+    """Reads a JSON-lines file that may still grow, or not exist yet: `new()` returns the lines since the last call.
 
-    A last line without its newline is left for the next call. Zeros, which a power loss leaves for lines that were not
-    on disk, are passed over, and a line that was torn by them. InputError names file and place of any other one that is
-    no object. Reading begins at byte `offset`, where a line begins.
+    A last line without its newline is left for the next call. Zeros, which a power loss leaves in place of lines that
+    were not synced, are skipped, and so is a line that they cut. InputError names file and line of anything else that
+    is not an object. Reading starts at byte `offset`, where a line begins.
     """
 
     def __init__(self, path: Path, offset: int = 0) -> None:
         self.path = path
         self._offset = offset
-        self._lines = 0 if offset == 0 else None  # read so far, if all are
+        self._lines = 0 if offset == 0 else None  # read so far; None if not from the start
 
     def new(self) -> list[Record]:
         return list(self.lines())
 
     def lines(self, end: int | None = None, with_text: bytes = b"") -> Iterator[Record]:
-        """As `new`, one by one, so that any file can be read: those up to byte `end` that have `with_text` in them."""
+        """As `new`, as an iterator, so that any file fits in memory: lines up to byte `end` that contain
+        `with_text`."""
         size = CHUNK
         while True:
             try:
@@ -298,7 +300,7 @@ class LogTail:
 
 
 def _logged(line: bytes, where: str, path: Path) -> Record | None:
-    """The object in a line of a log; None where zeros have taken its place, or its beginning."""
+    """The object in a line of a log; None if zeros have replaced it, or its beginning."""
     torn = b"\0" in line
     try:
         return parse_line(line.rpartition(b"\0")[2], where, path)
@@ -309,12 +311,12 @@ def _logged(line: bytes, where: str, path: Path) -> Record | None:
 
 
 def read_log(path: Path) -> list[Record]:
-    """All whole lines of a JSON-lines file; empty where there is no file."""
+    """All complete lines of a JSON-lines file; empty if it does not exist."""
     return LogTail(path).new()
 
 
 def last_line(path: Path) -> Record | None:
-    """The last whole line of a JSON-lines file, however long the file is; None where there is none."""
+    """The last complete line of a JSON-lines file of any size; None if there is none."""
     try:
         lines = steadily(lambda: _last_lines(path))
     except FileNotFoundError:
@@ -324,7 +326,7 @@ def last_line(path: Path) -> Record | None:
 
 
 def _last_lines(path: Path) -> list[bytes]:
-    """The whole lines in the last bytes of the file, the first perhaps cut; of more bytes where those are zeros."""
+    """The lines in the last bytes of the file, the first perhaps truncated; of more bytes if those are zeros."""
     with open_file(path) as file:
         size, span = file.seek(0, os.SEEK_END), 2 * ROOM
         while True:
@@ -336,7 +338,7 @@ def _last_lines(path: Path) -> list[bytes]:
 
 
 def last_lines_at(path: Path, count: int, counts: Callable[[bytes], bool] = lambda line: True) -> int:
-    """Where the last lines of the file begin: `count` of those that count, or all. 0 where there is no file."""
+    """The offset of the last `count` lines of those that `counts`; 0 if there are fewer, or no file."""
     try:
         file = open_file(path)
     except FileNotFoundError:

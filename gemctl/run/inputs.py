@@ -1,11 +1,11 @@
-"""What a run reads, as it was when the run was submitted: the feature spec's text and a fingerprint of every data file.
+"""The inputs of a run at submission: the text of the feature spec and a fingerprint of every data file.
 
     submissions/<n>/, attempts/<n>/
       spec.yaml       the feature spec; the ranks read this copy
-      inputs.json     where spec and data are, the spec's hash, and each data file's fingerprint
+      inputs.json     the paths of spec and data, the spec's hash, and each data file's fingerprint
 
-Places are kept twice, absolute and relative to the run's directory, so a run finds its data after it was moved together
-with them, and after it was moved away from them. Which of the two counts is decided by `read`.
+Paths are stored twice, absolute and relative to the run directory, so a run finds its data after it was moved with or
+without them. `read` decides which of the two is used.
 """
 
 import hashlib
@@ -24,16 +24,16 @@ from gemctl.specs import feature_spec
 from gemctl.specs.data import FeatureSpec
 
 SPEC, FILE = "spec.yaml", "inputs.json"
-NAMED = 8  # files that a message names one by one
+NAMED = 8  # files listed in a message
 
 
 @dataclass(frozen=True)
 class FileMark:
-    """The fingerprint of a Parquet file, taken from its size and its footer. The footer holds row count, byte sizes and
-    statistics of each row group, so `footer`, a hash of it, changes with nearly every change of the rows.
+    """The fingerprint of a Parquet file: its size and a hash of its footer. The footer has row count, byte sizes and
+    statistics of each row group, so `footer` changes with nearly every change of the rows.
 
-    `name`: below its source; "" where the source is the file itself. `columns`: a hash of names and types, which only
-    says what has changed.
+    `name`: relative to its source; "" if the source is the file itself. `columns`: a hash of names and types, used only
+    to describe a change.
     """
 
     name: str
@@ -44,14 +44,14 @@ class FileMark:
     footer: str
 
     def same(self, other: "FileMark") -> bool:
-        """Whether the two hold the same rows, whatever they are called."""
+        """Whether both have the same rows, whatever their names."""
         return (self.bytes, self.footer) == (other.bytes, other.footer)
 
 
 @dataclass(frozen=True)
 class Source:
-    """One path of data.train or data.eval: a file or folder at `base`, or a `glob` below it ("" for none), and its
-    files in the order of their rows."""
+    """One path of data.train or data.eval: a file or folder `base`, or a `glob` below it ("" for none), and its files
+    in the order of their rows."""
 
     base: str
     glob: str
@@ -59,7 +59,7 @@ class Source:
 
     @property
     def path(self) -> str:
-        """As it stands in the configuration."""
+        """As in the configuration."""
         return f"{self.base}/{self.glob}" if self.glob else self.base
 
     def path_of(self, file: FileMark) -> str:
@@ -83,12 +83,12 @@ class Inputs:
         return feature_spec.parse(self.spec_text, self.spec_path)
 
     def data_sets(self) -> dict[str, Sources]:
-        """By configuration key."""
+        """Configuration key → its sources."""
         return {"data.train": self.train} | ({"data.eval": self.eval} if self.eval is not None else {})
 
 
 def write(inputs: Inputs, folder: Path, run: Path) -> None:
-    """Writes both files into a submission's `folder`; `run`: the run's directory."""
+    """Writes both files into a submission's `folder`; `run`: the run directory."""
     create(folder / SPEC, inputs.spec_text)
     spec = {**_place(inputs.spec_path, run), "sha256": _hash(inputs.spec_text)}
     sources = {key: _to_json(sources, run) for key, sources in (("train", inputs.train), ("eval", inputs.eval))}
@@ -96,12 +96,12 @@ def write(inputs: Inputs, folder: Path, run: Path) -> None:
 
 
 def read(folder: Path, run: Path) -> Inputs | None:
-    """What the submission or attempt in `folder` reads, with the places where it lies now; None where an older gemctl
-    made it, or a power loss has cut its files. InputError where a file is damaged or was edited.
+    """The inputs of the submission or attempt in `folder`, with their current paths; None if an older version of gemctl
+    wrote it, or a power loss truncated its files. InputError if a file is damaged or was edited.
 
-    Data that are found relative to the run's directory, with the same names and sizes, are preferred to those at the
-    absolute place: whoever copies a folder with a run in it means the copy. Where nothing is found, it is the absolute
-    one.
+    Data at the path relative to the run directory, with the same names and sizes, are preferred to those at the
+    absolute path: whoever copies a folder with a run in it means the copy. If nothing exists there, the absolute path
+    is used.
     """
     found = read_whole(folder / FILE)
     if found is None or not is_whole(folder / SPEC):
@@ -114,17 +114,17 @@ def read(folder: Path, run: Path) -> Inputs | None:
         spec_path = _here(spec, run, lambda path: _hash_of(path) == spec["sha256"])
         return Inputs(spec_path, text, _from_json(found["train"], run), evals and _from_json(evals, run))
     except (AttributeError, IndexError, TypeError, ValueError) as error:
-        raise InputError(f"{folder / FILE}: is not what gemctl writes there ({error})") from error
+        raise InputError(f"{folder / FILE}: is not in the format that gemctl writes ({error})") from error
 
 
 def texts(folder: Path) -> dict[str, str]:
-    """Both files by name, for an attempt to copy; none where an older gemctl made the submission in `folder`."""
+    """Name → text of both files, for an attempt to copy; empty if an older version of gemctl wrote the submission."""
     return {name: read_text(folder / name) for name in (SPEC, FILE) if is_whole(folder / name)}
 
 
 def here(data: DataConfig, folder: Path, run: Path) -> DataConfig:
-    """The data of the submission or attempt in `folder`: its copy of the spec, and the places where the rows are now.
-    What an older gemctl made stays as it is."""
+    """The data of the submission or attempt in `folder`: its copy of the spec, and the current paths of the rows.
+    `data` itself if an older version of gemctl wrote the submission."""
     inputs = read(folder, run)
     if inputs is None:
         return data
@@ -133,8 +133,8 @@ def here(data: DataConfig, folder: Path, run: Path) -> DataConfig:
 
 
 def pinned(data: DataConfig, inputs: Inputs, folder: Path) -> DataConfig:
-    """The data as the ranks of the attempt in `folder` read them: just the files that were there when it was submitted,
-    so that a file which is added meanwhile does not shift the order of the rows."""
+    """The data that the ranks of the attempt in `folder` read: exactly the files that existed at submission, so that a
+    file added since does not shift the order of the rows."""
     evals = _files(inputs.eval) if inputs.eval is not None else None
     return replace(data, spec=str(folder / SPEC), train=_files(inputs.train), eval=evals)
 
@@ -144,7 +144,7 @@ def _files(sources: Sources) -> list[str]:
 
 
 def data_path(sources: Sources) -> str | list[str]:
-    """As a configuration has it."""
+    """The value of the configuration key."""
     return sources[0].path if len(sources) == 1 else [source.path for source in sources]
 
 
@@ -157,7 +157,8 @@ def _remote(path: str) -> bool:
 
 
 def _here(place: dict[str, Any], run: Path, holds: Callable[[str], bool]) -> str:
-    """The path of a place: from the run's directory if it `holds` there what it should, or if nothing is elsewhere."""
+    """The path to use: relative to the run directory if `holds` says that the data are there, or nothing is
+    elsewhere."""
     path, from_run = str(place["path"]), place["from_run"]
     near = os.path.normpath(run / from_run) if from_run is not None else path
     return near if holds(near) or (paths.exists(near) and not paths.exists(path)) else path
@@ -200,13 +201,13 @@ def _hash(text: str) -> str:
 
 
 def same_rows(before: Sources, now: Sources) -> bool:
-    """Whether both hold the same files in the same order, wherever they are and whatever they are called."""
+    """Whether both have the same files in the same order, whatever their paths."""
     old, new = _marks(before), _marks(now)
     return len(old) == len(new) and _agree(old, new)
 
 
 def grown(before: Sources, now: Sources) -> bool:
-    """Whether `now` holds the files of `before`, and others after them alone."""
+    """Whether `now` has the files of `before`, followed by others."""
     old, new = _marks(before), _marks(now)
     return len(old) < len(new) and _agree(old, new[: len(old)])
 
@@ -224,10 +225,10 @@ def _agree(old: list[FileMark], new: list[FileMark]) -> bool:
 
 
 def data_differences(before: Sources, now: Sources) -> list[str]:
-    """What differs, a line for each file; empty where the rows are the same."""
+    """The differences, one line per file; empty if the rows are the same."""
     if same_rows(before, now):
         return []
-    # Where all sources were moved, each is compared with the one that has its place in the list.
+    # If all sources were moved, each is compared with the one at the same position in the list.
     moved = len(before) == len(now) and not {one.base for one in before} & {one.base for one in now}
     old, new = _by_name(before, moved), _by_name(now, moved)
     gone = [f"{name} is gone" for key, (name, _) in old.items() if key not in new]
@@ -241,7 +242,7 @@ def data_differences(before: Sources, now: Sources) -> list[str]:
 
 
 def _by_name(sources: Sources, moved: bool) -> dict[tuple[int | str, str], tuple[str, FileMark]]:
-    """What tells a file from the others → how people call it, and the file."""
+    """Key of a file → its name in messages, and the file."""
     return {
         (index if moved else source.base, file.name): (
             file.name if file.name and len(sources) == 1 else source.path_of(file),
@@ -269,7 +270,7 @@ def difference(before: FileMark, now: FileMark) -> str:
 
 
 def spec_differences(before: FeatureSpec, now: FeatureSpec) -> list[str]:
-    """`dense.price.log: True → False`, a line for each key of the spec that differs."""
+    """One line for each key of the spec that differs: `dense.price.log: True → False`."""
     old, new = _flat(asdict(before)), _flat(asdict(now))
     keys = [key for key in dict.fromkeys([*old, *new]) if old.get(key) != new.get(key)]
     lines = [f"{key}: {old.get(key)!r} → {new.get(key)!r}" for key in keys]
@@ -277,7 +278,7 @@ def spec_differences(before: FeatureSpec, now: FeatureSpec) -> list[str]:
 
 
 def _flat(value: Any, path: str = "") -> dict[str, Any]:
-    """By dotted key; parts of a list go by their names."""
+    """Dotted key → value; list items are keyed by their names."""
     if isinstance(value, dict):
         return {key: leaf for name, item in value.items() for key, leaf in _flat(item, f"{path}.{name}").items()}
     if isinstance(value, list) and value and isinstance(value[0], dict):

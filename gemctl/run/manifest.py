@@ -1,13 +1,13 @@
-"""A checkpoint's manifest, the file that makes a checkpoint exist, and which checkpoints of a run count.
+"""The manifest of a checkpoint, whose existence makes the checkpoint exist, and which checkpoints of a run count.
 
     checkpoints/step_<n>.a<attempt>/
       __<rank>_0.distcp   each rank's tensors
-      .metadata           where each tensor lies in them
-      manifest.json       written last and exclusively: what the state is, and the hash of every file
+      .metadata           where each tensor is stored in them
+      manifest.json       written last and exclusively: what the state is, and a hash of every file
 
-A folder without a manifest is a save that did not end, unless the run's records say that it did. A manifest of an
-earlier attempt at a later step than the one a later attempt started from is void for ever, whenever it appears: the
-later attempt went on without it. Which checkpoint a folder holds, its manifest says, whatever the folder is called.
+A folder without a manifest is an unfinished save, unless the run's records say that it was saved. If a later attempt
+started from an earlier step, the manifest is void, whenever it appears: the later attempt continued without it. The
+step and attempt of a checkpoint are those in its manifest, whatever its folder is called.
 
     gemctl checkpoint list RUN
 """
@@ -32,14 +32,14 @@ from gemctl.run.files import FORMAT, Record, entries, or_unreadable, parse_line,
 
 FILE_NAME = "manifest.json"
 FOLDER = re.compile(r"step_(\d+)\.a(\d+)")
-DELETED = ".deleted"  # ends the name of a folder that is being deleted, or whose deletion was cut short
+DELETED = ".deleted"  # suffix of a folder that is being deleted, or whose deletion was interrupted
 # Every random draw is a function of these, never of a generator, so there is no generator state to keep.
 RNG = "counter-based: (seed, step, row, layer)"
 
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What holds for every checkpoint of an attempt. `hosts`: the host of each rank; hashes are hexadecimal."""
+    """Facts shared by every checkpoint of an attempt. `hosts`: the host of each rank; hashes are hexadecimal."""
 
     world: int
     axes: dict[str, int]
@@ -52,10 +52,10 @@ class RunFacts:
 
 @dataclass(frozen=True)
 class StoredObject:
-    """One tensor: its full shape, dtype and bytes, its placement when it was saved and in how many pieces it lies.
+    """One tensor: its full shape, dtype and bytes, its placement when it was saved and its number of shards.
 
-    `content`: the number that its values give however they are sharded (gemctl/checkpoint/content.py), in hexadecimal;
-    None where an older gemctl wrote it.
+    `content`: a checksum of its values that does not depend on the sharding (gemctl/checkpoint/content.py), in
+    hexadecimal; None if an older version of gemctl wrote it.
     """
 
     shape: list[int]
@@ -66,7 +66,7 @@ class StoredObject:
     content: str | None = None
 
 
-# What a tensor is, by how its name begins; the words are those of a plan's objects.
+# The kind of a tensor, by the prefix of its name; named as the objects of a plan.
 KINDS = {
     "dense.": "dense weights",
     "tables.": "tables",
@@ -77,7 +77,7 @@ KINDS = {
 
 @dataclass(frozen=True)
 class KindCount:
-    """Tensors of a kind: how many, their bytes, and how many of them have a content that a load compares."""
+    """Tensors of a kind: their number and bytes, and how many have a checksum that a load compares."""
 
     objects: int
     bytes: int
@@ -85,7 +85,7 @@ class KindCount:
 
 
 def count_kinds(objects: Mapping[str, StoredObject]) -> dict[str, KindCount]:
-    """Kind → its tensors, in the order of KINDS, then `other`."""
+    """Kind → count of its tensors, in the order of KINDS, then `other`."""
     found: dict[str, list[StoredObject]] = {kind: [] for kind in [*KINDS.values(), "other"]}
     for key, stored in objects.items():
         found[kind_of(key)].append(stored)
@@ -109,7 +109,7 @@ class StoredFile:
 
 @dataclass(frozen=True)
 class Manifest:
-    """All that is known of a checkpoint but its tensors. `position`: where the data goes on (JSON)."""
+    """Everything about a checkpoint except its tensors. `position`: where reading the data resumes (JSON)."""
 
     step: int
     attempt: int
@@ -125,11 +125,11 @@ State = Literal["valid", "void", "unfinished", "damaged", "missing", "unreadable
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint folder of a run, without a look at its data files. `flaw`: why it does not count; None if `valid`.
+    """A checkpoint folder of a run; its data files are not checked. `flaw`: why it does not count; None if `valid`.
 
-    `void`: a later attempt went on without it. `unfinished`: a save that did not end. `damaged`: its manifest is wrong
-    or lost. `missing`: the run's records say that it was saved, and its folder is not there. `unreadable`: it cannot be
-    read now, and may be whole. `step`, `attempt`: as its manifest says, else as its folder is called.
+    `void`: a later attempt continued without it. `unfinished`: the save did not complete. `damaged`: its manifest is
+    wrong or lost. `missing`: the run's records say that it was saved, but the folder does not exist. `unreadable`: it
+    cannot be read now, and may be intact. `step`, `attempt`: from its manifest, else from the name of its folder.
     """
 
     path: Path
@@ -140,12 +140,12 @@ class Checkpoint:
 
     @property
     def current(self) -> bool:
-        """True if it was published and no attempt has gone on without it: the next one starts from the newest such."""
+        """True if it was published and no attempt has continued without it: the next one starts from the newest."""
         return self.state not in {"void", "unfinished"}
 
     @property
     def reason(self) -> str:
-        """The flaw, with the folder."""
+        """The folder and its flaw."""
         return f"{self.path}: {self.flaw}"
 
 
@@ -160,8 +160,8 @@ def folder_name(step: int, attempt: int) -> str:
 def publish(folder: Path, manifest: Manifest) -> None:
     """Makes the checkpoint in `folder` exist; FileExistsError if it has a manifest already.
 
-    The data files' bytes must be on disk; their names, and the folder's own, are put there before the manifest, which
-    appears whole or not at all, and holds a hash of itself.
+    The contents of the data files must be synced; their directory entries, and the folder's own, are synced before the
+    manifest is written, which appears atomically and includes a hash of itself.
     """
     body = dataclasses.asdict(manifest)
     value = {"format": FORMAT, "sha256": _digest(body), **body}
@@ -175,8 +175,8 @@ def _digest(body: Mapping[str, Any]) -> str:
 
 
 def read(folder: Path) -> Manifest:
-    """The manifest in `folder`. NotPublished if there is none, Unreadable if it cannot be read now, or only by another
-    gemctl; InputError if it is damaged, which is believed only of a second look."""
+    """The manifest in `folder`. NotPublished if there is none; Unreadable if it cannot be read now, or only by another
+    version of gemctl; InputError if it is damaged, which is reported only after a second read."""
     path = folder / FILE_NAME
     try:
         body = _body(path)
@@ -194,16 +194,18 @@ def read(folder: Path) -> Manifest:
             files={name: StoredFile(**value.fields(StoredFile)) for name, value in body["files"].items()},
             rng=body["rng"],
         )
-    except InputError as error:  # it is as it was written
+    except InputError as error:  # its hash is right: another version of gemctl wrote it so
         raise Unreadable(error.problems) from error
 
 
 def _body(path: Path) -> Record:
-    """What the manifest says, which matches its own hash."""
+    """The manifest's JSON, whose hash has been checked."""
     try:
         data = or_unreadable(path, lambda: read_file(path))
     except FileNotFoundError:
-        raise NotPublished(f"{path.parent}: no checkpoint ({FILE_NAME} is missing; the save did not end)") from None
+        raise NotPublished(
+            f"{path.parent}: no checkpoint ({FILE_NAME} is missing: the save did not complete)"
+        ) from None
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from error
     body = parse_line(data, str(path), path)
@@ -215,12 +217,12 @@ def _body(path: Path) -> Record:
 
 
 def _plain(name: str) -> bool:
-    """False for what leads out of the folder, and for the manifest itself."""
+    """False for names that lead out of the folder, and for the manifest itself."""
     return name not in {"", ".", "..", FILE_NAME} and not any(sign in name for sign in "/\0")
 
 
 def describe_file(path: Path) -> StoredFile:
-    """Size and hash of a file as it is on disk now. InputError if it is a link or no file at all."""
+    """Size and hash of a file as it is on disk now. InputError if it is not a regular file."""
 
     def described() -> StoredFile:
         with open_file(path, follow=False) as file:
@@ -231,7 +233,7 @@ def describe_file(path: Path) -> StoredFile:
 
 
 def check_size(path: Path, stored: StoredFile) -> str | None:
-    """What shows to be wrong with the file before it is read, or None. Unreadable if that cannot be known now."""
+    """What is wrong with the file without reading it, or None. Unreadable if that cannot be known now."""
     try:
         found = or_unreadable(path, lambda: steadily(path.lstat))
     except FileNotFoundError:
@@ -245,7 +247,7 @@ def check_size(path: Path, stored: StoredFile) -> str | None:
 
 
 def check_file(path: Path, stored: StoredFile) -> str | None:
-    """What is wrong with the file, or None; reads all of it, and a second time, from the disk, if its hash is wrong.
+    """What is wrong with the file, or None. Reads all of it, and a second time, from the disk, if the hash differs.
     Unreadable if that cannot be known now."""
     if (fault := check_size(path, stored)) is not None:
         return fault
@@ -264,7 +266,7 @@ def check_file(path: Path, stored: StoredFile) -> str | None:
 
 
 def _forget(path: Path) -> None:
-    """Has the system drop what it keeps of the file in memory, where the fault may be."""
+    """Drops the file from the page cache, where the fault may be."""
     with open_file(path, follow=False) as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
@@ -273,8 +275,8 @@ Check = Callable[[Path, StoredFile], str | None]
 
 
 def verify(folder: Path, check: Check = check_file) -> list[str]:
-    """Every fault of a checkpoint's files, by size and hash (or by `check`), or why it cannot be read now; empty if it
-    is whole."""
+    """The faults of a checkpoint's files, by size and hash (or by `check`), or why they cannot be read now; empty if
+    the checkpoint is intact."""
     try:
         return file_faults(folder, read(folder), check)
     except InputError as error:
@@ -282,15 +284,15 @@ def verify(folder: Path, check: Check = check_file) -> list[str]:
 
 
 def file_faults(folder: Path, manifest: Manifest, check: Check) -> list[str]:
-    """What `check` finds wrong with the files of the checkpoint in `folder`, whose manifest has been read; Unreadable
-    if it cannot know of one."""
+    """What `check` finds wrong with the files of the checkpoint in `folder`, which has this manifest. Unreadable as
+    `check` raises it."""
     faults = (check(folder / name, stored) for name, stored in sorted(manifest.files.items()))
     return [fault for fault in faults if fault is not None]
 
 
 def checkpoints(run: RunDir) -> list[Checkpoint]:
-    """All checkpoint folders of a run, newest first; those that do not count too, with the reason. The newest one that
-    the run's records know is among them, whether its folder is there or not.
+    """All checkpoint folders of a run, newest first, including those that do not count. The newest checkpoint in the
+    run's records is included even if its folder does not exist.
 
     Unreadable if the folder of checkpoints cannot be listed.
     """
@@ -300,7 +302,7 @@ def checkpoints(run: RunDir) -> list[Checkpoint]:
     newest = max((one for one in records.saved if _void(*one, bases) is None), default=present)
     if newest > present:
         path = run.checkpoints / folder_name(*newest)
-        flaw = f"is not there, though {records.saved[newest]} says that it was saved"
+        flaw = f"does not exist, though {records.saved[newest]} says that it was saved"
         found.append(Checkpoint(path, *newest, "missing", flaw))
     return sorted(found, key=lambda checkpoint: (checkpoint.step, checkpoint.attempt), reverse=True)
 
@@ -331,8 +333,8 @@ def _named(folder: str) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class _Records:
-    """What a run's attempts have written of their saves. `saved`: (step, attempt) → the file that says so;
-    `unknown`: attempt → why its file cannot be read."""
+    """What a run's attempts recorded about their saves. `saved`: (step, attempt) → the file with the record; `unknown`:
+    attempt → why its file cannot be read."""
 
     saved: dict[tuple[int, int], Path]
     unknown: dict[int, str]
@@ -355,7 +357,7 @@ class _Records:
         return cls(saved, unknown)
 
     def unpublished(self, step: int, attempt: int) -> tuple[State, str]:
-        """State and flaw of a folder that has no manifest."""
+        """State and flaw of a folder without a manifest."""
         if file := self.saved.get((step, attempt)):
             return "damaged", f"{FILE_NAME} is missing, though {file} says that it was saved"
         if why := self.unknown.get(attempt):
@@ -364,8 +366,8 @@ class _Records:
 
 
 def number_after(run: RunDir, last: Attempt | None) -> int:
-    """Number of the attempt after `last`, which is dead: higher too than that of any checkpoint whose attempt a power
-    loss has taken, so that no name of a checkpoint comes twice."""
+    """Number of the attempt after `last`, which is dead. It is also higher than that of any checkpoint whose attempt a
+    power loss removed, so that no name of a checkpoint is used twice."""
     folders = (FOLDER.fullmatch(path.name) for path in entries(run.checkpoints))
     saved = {int(match[2]) for match in folders if match}
     lost = (number for number in saved if not run.attempt(number).path.exists())
@@ -373,7 +375,7 @@ def number_after(run: RunDir, last: Attempt | None) -> int:
 
 
 def _bases(run: RunDir) -> dict[int, int]:
-    """Attempt → step that it started from, for attempts that have said so."""
+    """Attempt → step that it started from, if it has recorded that."""
     found = {attempt.number: attempt.started_from() for attempt in run.attempts()}
     return {number: base.step for number, base in found.items() if base is not None}
 

@@ -50,25 +50,26 @@ class StageRecorder:
         self._log.write({"event": "start", "stage": "start", "step": None, "time": time.time(), "pid": os.getpid()})
 
     def enter(self, stage: Stage, step: int | None = None) -> None:
-        """The rank begins (or goes on with) `stage`, in the work for `step`."""
+        """The rank starts, or is still in, `stage` for `step`."""
         self._stage, self._step = stage, step
         self._log.write({"event": "stage", "stage": stage, "step": step, "time": time.time()})
 
     def fail(self, error: BaseException) -> None:
-        """The rank ends by `error`, in the stage it is in. Only the first one counts."""
+        """The rank fails with `error` in its current stage. Only the first failure counts."""
         if self._failed:
             return
         self._failed = True
         self._log.write(_failure(error, self._stage, self._step, self._folder), last=True)
 
     def finish(self, result: Literal["finished", "stopped"], step: int) -> None:
-        """The rank has done its work (`finished`) or saved and left on request (`stopped`), `step` steps done."""
+        """The rank has completed its work (`finished`) or saved and stopped on request (`stopped`) after `step`
+        steps."""
         line = {"event": "finish", "stage": self._stage, "step": step, "time": time.time(), "result": result}
         self._log.write(line, last=True)
 
 
 def free_space(*folders: str | Path) -> str:
-    """What is left on the disks that a rank writes to, for an error that names no file."""
+    """Free bytes on the disks that a rank writes to, for an error that names no file."""
     return ", ".join(
         f"{shutil.disk_usage(folder).free:,} bytes free in {folder}" for folder in folders if exists(folder)
     )
@@ -96,7 +97,7 @@ def finished(attempt: Attempt, rank: int) -> bool:
 
 
 def fail_unrecorded(attempt: Attempt, rank: int, error: BaseException) -> None:
-    """Records that `error` ended the rank, in the stage it was last in, unless it said so itself."""
+    """Records that `error` ended the rank in its last stage, unless the rank recorded a failure itself."""
     last: dict[str, Any] = last_line(attempt.rank_log(rank)) or {"event": "start", "stage": "start", "step": None}
     if last["event"] == "fail":
         return
@@ -105,7 +106,7 @@ def fail_unrecorded(attempt: Attempt, rank: int, error: BaseException) -> None:
 
 
 class OutputTimes:
-    """Notes the growth of the output files of one host's ranks."""
+    """Records the growth of the output files of one host's ranks."""
 
     def __init__(self, attempt: Attempt, node: int) -> None:
         self._attempt, self._log = attempt, JsonLog(attempt.output_times(node))
@@ -113,11 +114,11 @@ class OutputTimes:
         self._files: dict[int, str] = {}
 
     def look(self, ranks: Iterable[int]) -> None:
-        """Writes a line for each rank whose file has grown; costs one `stat` a rank."""
+        """Writes a line for each rank whose file has grown; one `stat` per rank."""
         for rank in ranks:
             if rank not in self._files:
                 self._files[rank] = str(self._attempt.rank_output(rank))
-            with contextlib.suppress(OSError):  # not there yet; or the disk is full, and times matter least then
+            with contextlib.suppress(OSError):  # it does not exist yet, or the disk is full
                 size = os.stat(self._files[rank]).st_size  # noqa: PTH116 (speed)
                 if size > self._sizes.get(rank, 0):
                     self._log.write({"rank": rank, "bytes": size, "time": time.time()})
@@ -128,7 +129,7 @@ class OutputTimes:
 
 
 class Times:
-    """The index of an attempt, as far as it is written; with `tail` of each host its last lines alone."""
+    """The times of an attempt's output; with `tail`, only the last lines of each host's index."""
 
     def __init__(self, attempt: Attempt, tail: int | None = None) -> None:
         self._attempt, self._tail = attempt, tail
@@ -137,7 +138,7 @@ class Times:
         self._times: dict[int, list[float]] = {}
 
     def update(self) -> None:
-        """Reads what is new."""
+        """Reads new lines."""
         for path in sorted(self._attempt.logs.glob("times-*.jsonl")):
             if path.name not in self._tails:
                 start = 0 if self._tail is None else last_lines_at(path, self._tail)
@@ -147,7 +148,7 @@ class Times:
                 self._times.setdefault(line["rank"], []).append(line["time"])
 
     def of(self, rank: int, size: int) -> float | None:
-        """When the rank's file was seen to have `size` bytes, Unix time; None if nobody has noted it."""
+        """Unix time when the rank's file had reached `size` bytes; None if that was not recorded."""
         sizes = self._sizes.get(rank, [])
         at = bisect.bisect_left(sizes, size)
         return self._times[rank][at] if at < len(sizes) else None

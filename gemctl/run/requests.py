@@ -1,4 +1,5 @@
-"""What users and signals ask of a running run: files that are created once, seen by rank 0 and agreed by all ranks.
+"""Requests to a running run, by users and signals: files that are created once, read by rank 0 and agreed on by all
+ranks.
 
 gemctl stop RUN       # files a stop request; the ranks save and exit at the end of their step
 """
@@ -14,12 +15,12 @@ from gemctl.run.attempt import Attempt
 from gemctl.run.directory import RunDir
 from gemctl.run.files import create_json, read_whole
 
-Kind = Literal["stop", "kill", "save"]  # kill: end at once
+Kind = Literal["stop", "kill", "save"]  # kill: without saving
 
 
 @dataclass(frozen=True)
 class Request:
-    """`signal`: the name of the one that it stands for; None: somebody asked."""
+    """`signal`: name of the signal that it stands for; None: a user filed it."""
 
     number: int
     kind: Kind
@@ -27,15 +28,15 @@ class Request:
 
     @property
     def ends(self) -> bool:
-        """True if it ends the run, now or at the end of its step."""
+        """True if it ends the run, at once or at the end of its step."""
         return self.kind != "save"
 
 
 @dataclass(frozen=True)
 class StopFiled:
-    """A request to end the run in `run`. `attempt`: the one that runs; None: it is between two, or has made none yet.
+    """A request to end the run in `run`. `attempt`: the running one; None: between two attempts, or before the first.
 
-    `outcome`: asked; ordered (to end at once); ended (at once); withdrawn: `job` was taken out of its queue.
+    `outcome`: asked (to stop); ordered (to be killed); ended (killed); withdrawn: `job` was removed from its queue.
     """
 
     run: str
@@ -46,7 +47,7 @@ class StopFiled:
 
 
 def file(run: RunDir, kind: Kind, signal: str | None = None) -> Request:
-    """Files a request to the run's present attempt; several that file at the same moment get numbers of their own."""
+    """Files a request to the run's current attempt. Processes that file at the same time get different numbers."""
     number = 1
     while True:
         path = run.requests / f"{number}.json"
@@ -64,9 +65,9 @@ def _writer() -> dict[str, object]:
 
 
 def pending(run: RunDir, attempt: Attempt, after: int = 0) -> list[Request]:
-    """Requests to this attempt with numbers above `after`, in order; costs one look where there is none.
+    """Requests to this attempt with numbers above `after`, in order; one file lookup if there are none.
 
-    Requests from before the attempt are not its own. A caller that has dealt with some passes the last number.
+    Requests filed before the attempt started are not included. A caller that has handled some passes the last number.
     """
     return filed(run, max(after + 1, _first(attempt)))
 
@@ -75,7 +76,7 @@ def filed(run: RunDir, first: int) -> list[Request]:
     """Requests with numbers from `first` on, in order."""
     number, found = first, []
     while exists(path := run.requests / f"{number}.json"):
-        if (line := read_whole(path)) is not None:  # else it was never on disk, and whoever filed it is gone
+        if (line := read_whole(path)) is not None:  # else a power loss truncated it before its writer returned
             found.append(Request(number, line["kind"], line.get("signal")))
         number += 1
     return found

@@ -1,13 +1,12 @@
-"""Sums over many lines of an attempt's metrics.jsonl and ledger.jsonl, so that reports of long runs stay fast.
+"""Sums of many lines of an attempt's metrics.jsonl and ledger.jsonl, so that reports of long runs stay fast.
 
     rollup = Rollup(attempt.rollup)                         # rank 0, while it trains: a line every EVERY intervals
     rollup.add("metrics", line); rollup.add("ledger", line); rollup.interval_done(metrics_bytes, ledger_bytes)
     metrics, ledger = lines(attempt, limit)                 # for a report: sums, and single lines where it needs them
 
-A sum looks like the lines that it is made of: seconds, counts and bytes added up, what is a state (step, tasks, memory)
-that of its last line. An attempt's first interval, which has its start-up, is never added to others. What came after
-the last sum is summed while it is read, as a run without rollup.jsonl is; the lines of a sum with step `limit` inside
-are read one by one.
+A sum has the format of its lines: seconds, counts and bytes are added; state (step, tasks, memory) is that of the last
+line. An attempt's first interval, which includes its start-up, is never added to others. Lines after the last sum are
+summed as they are read, as in a run without rollup.jsonl; if step `limit` is inside a sum, its lines are read singly.
 """
 
 import heapq
@@ -20,7 +19,7 @@ from gemctl.run.attempt import Attempt
 from gemctl.run.files import JsonLog, LogTail
 
 EVERY = 100  # intervals
-LARGE = 4 << 20  # bytes of a ledger without rollup.jsonl that is summed while it is read
+LARGE = 4 << 20  # bytes of a ledger without rollup.jsonl from which on it is summed as it is read
 
 Line = dict[str, Any]
 COUNTS = ("examples", "tokens", "flops", "seconds", "skipped", "spikes", "passed_over")
@@ -29,7 +28,7 @@ MEETING = ("lost", "steps", "own", "others")  # of a straggler
 
 
 class Sums:
-    """What `add` was given since the last `take`, in as few lines as it can be."""
+    """The lines added since the last `take`, summed into as few lines as possible."""
 
     def __init__(self) -> None:
         self._clear()
@@ -41,7 +40,7 @@ class Sums:
         self._others: dict[str, list[Line]] = {"metrics": [], "ledger": []}
 
     def add(self, file: str, line: Line) -> None:
-        """`file`: "metrics" or "ledger", in which the line is."""
+        """Adds a line of `file`: "metrics" or "ledger"."""
         if line["kind"] == "train":
             self._train = line if self._train is None else _train(self._train, line)
         elif line["kind"] == "interval":
@@ -51,12 +50,12 @@ class Sums:
             self._others[file].append(line)
 
     def fits(self, line: Line) -> bool:
-        """False for an interval without a line of metrics, as an attempt's last: it would part the two of a sum, which
-        are known to belong together by their time."""
+        """False for an interval without a line of metrics, such as an attempt's last: the two lines of a sum must have
+        the same time."""
         return line["kind"] != "interval" or self._train is None or self._train["time"] == line["time"]
 
     def take(self) -> tuple[list[Line], list[Line]]:
-        """Lines of metrics and of the ledger."""
+        """The lines of metrics and of the ledger."""
         metrics = [*self._others["metrics"], *([self._train] if self._train else [])]
         ledger = [*self._others["ledger"], *([self._interval] if self._interval else [])]
         self._clear()
@@ -64,14 +63,14 @@ class Sums:
 
 
 class Rollup:
-    """Writes an attempt's sums; one writer."""
+    """Writes an attempt's sums; there is one writer."""
 
     def __init__(self, path: Path) -> None:
         self._log, self._sums, self._first = JsonLog(path), Sums(), True
         self.add = self._sums.add
 
     def interval_done(self, metrics_bytes: int, ledger_bytes: int) -> None:
-        """An interval's lines are in both files, which are that long now."""
+        """An interval's lines are in both files, which now have these lengths."""
         if self._first or self._sums.intervals >= EVERY:
             metrics, ledger = self._sums.take()
             self._log.write({"metrics": metrics, "ledger": ledger, "read": [metrics_bytes, ledger_bytes]})
@@ -83,7 +82,7 @@ class Rollup:
 
 
 def lines(attempt: Attempt, limit: float) -> tuple[list[Line], list[Line]]:
-    """Those of an attempt's metrics.jsonl and ledger.jsonl, or sums: none holds steps both up to `limit` and after."""
+    """The lines of an attempt's metrics.jsonl and ledger.jsonl, or sums that do not span step `limit`."""
     rollup, metrics, ledger = attempt.rollup, attempt.metrics, attempt.ledger
     found: tuple[list[Line], list[Line]] = ([], [])
     begin, before = [0, 0], 0
@@ -105,7 +104,7 @@ def lines(attempt: Attempt, limit: float) -> tuple[list[Line], list[Line]]:
 def _between(
     metrics: Path, ledger: Path, begin: list[int], end: list[int] | None = None
 ) -> tuple[list[Line], list[Line]]:
-    """Single lines, from and to these bytes."""
+    """The lines between these byte offsets."""
     ends = (None, None) if end is None else tuple(end)
     files = zip((metrics, ledger), begin, ends, strict=True)
     found: list[list[Line]] = [[*LogTail(path, at).lines(to)] for path, at, to in files]
@@ -113,7 +112,7 @@ def _between(
 
 
 def _summed(metrics: Path, ledger: Path, begin: list[int], limit: float) -> Iterator[tuple[list[Line], list[Line]]]:
-    """Sums of what comes after these bytes, up to a step and from there on."""
+    """Sums of the lines after these byte offsets, none of which spans step `limit`."""
     files = (_timed("metrics", LogTail(metrics, begin[0])), _timed("ledger", LogTail(ledger, begin[1])))
     merged = heapq.merge(*files, key=lambda item: item[0])  # of an interval's two lines, the metrics' first
     sums, first, before = Sums(), begin == [0, 0], 0
@@ -134,7 +133,7 @@ def _timed(file: str, tail: LogTail) -> Iterator[tuple[float, str, Line]]:
 
 
 def _train(total: Line, line: Line) -> Line:
-    """Two lines of training as one."""
+    """The sum of two lines of training."""
     both = {name: total.get(name, 0) + line.get(name, 0) for name in COUNTS}
     count = total.get("lines", 1) + line.get("lines", 1)
     losses = [(one["loss"], one.get("lines", 1)) for one in (total, line) if one["loss"] is not None]
@@ -151,7 +150,7 @@ def _train(total: Line, line: Line) -> Line:
 
 
 def _interval(total: Line, line: Line) -> Line:
-    """Two intervals of the ledger as one; of least and most over the ranks, the sums."""
+    """The sum of two intervals of the ledger; minimum and maximum over the ranks are added too."""
     found = {
         **line, "wall": _stats(total["wall"], line["wall"]),
         "parts": {name: _stats(total["parts"][name], stats) for name, stats in line["parts"].items()},
@@ -172,7 +171,7 @@ def _interval(total: Line, line: Line) -> Line:
 
 
 def _straggler(lines: list[Line]) -> Line:
-    """One rank's lines as that of its worst interval, which lost `most`, with the others' costs added."""
+    """One rank's lines as one: that of its worst interval, which lost `most`, with the costs of all."""
     worst = max(lines, key=worst_lost)
     return worst | {name: sum(one[name] for one in lines) for name in MEETING} | {"most": worst_lost(worst)}
 
@@ -183,12 +182,12 @@ def worst_lost(line: Line) -> float:
 
 
 def _stats(a: list[float], b: list[float]) -> list[float]:
-    """[least, mean, most, the rank with the most] of two intervals together."""
+    """[minimum, mean, maximum, rank of the maximum] of two intervals together."""
     return [a[0] + b[0], a[1] + b[1], a[2] + b[2], (a if a[2] > b[2] else b)[3]]
 
 
 def _mean(values: list[tuple[float, float]]) -> float | None:
-    """Weighted; of the values alone where no weight is above 0."""
+    """The weighted mean of (value, weight); the last value if all weights are 0."""
     weight = sum(own for _, own in values)
     if not weight:
         return values[-1][0] if values else None

@@ -1,9 +1,9 @@
-"""What the JSON files of a run hold: the type of every key that a command reads, checked whenever a file is read.
+"""The schema of a run's JSON files: the type of every key that a command reads, checked whenever a file is read.
 
     problems("attempts/1/end.json", Path("…/end.json"), {"step": "three"})     # ["attempts/1/end.json: step='three' …"]
 
-A shape is a type, a tuple of shapes of which one must fit, a set of texts, a list with the shape of its items, a dict
-with the shapes of keys (others are not looked at, and a missing one is for whoever reads it to miss), or one of `Each`,
+A shape is a type, a tuple of alternative shapes, a set of strings, a list with the shape of its items, a dict with the
+shapes of keys (other keys are not checked, and a missing key is an error only when it is read), or one of `Each`,
 `Items` and `Row`.
 """
 
@@ -18,14 +18,14 @@ LAST_TIME = 253402300799.0  # the year 9999
 
 @dataclass(frozen=True)
 class Each:
-    """An object whose keys are names of the user's; all values have this shape."""
+    """An object with arbitrary keys whose values have this shape."""
 
     shape: Any
 
 
 @dataclass(frozen=True)
 class Items:
-    """A list of at least `least` items, or of just `count`."""
+    """A list of at least `least` items, or of exactly `count`."""
 
     shape: Any
     least: int = 0
@@ -38,7 +38,7 @@ class Items:
 
 @dataclass(frozen=True)
 class Row:
-    """A list with one item for each of the shapes."""
+    """A list with one item per shape."""
 
     shapes: tuple[Any, ...]
 
@@ -133,13 +133,13 @@ REQUEST = {"kind": str, "signal": (str, None), "time": Time, "host": str, "pid":
 
 
 def problems(where: str, path: Path, value: dict[str, Any]) -> list[str]:
-    """What is of another type than it may be in `value`, found at `where` in the file `path`; one line for each."""
+    """The values of the wrong type in `value`, read at `where` in the file `path`; one line each."""
     shape = _shape(path)
     return [] if shape is None else [f"{where}: {text}" for text in _wrong("", value, shape)]
 
 
 def _shape(path: Path) -> Any:
-    """The shape of the objects in a run's file; None where it has none here."""
+    """The shape of the objects in a run's file; None if it is not checked."""
     if path.parent.name == "requests":
         return REQUEST
     if path.parent.name == "ranks":
@@ -176,7 +176,7 @@ def _wrong(key: str, value: Any, shape: Any) -> list[str]:
 
 
 def _fits(value: Any, shape: Any) -> bool:
-    """For what is no object and no list."""
+    """For values that are neither an object nor a list."""
     if isinstance(shape, dict | list | Each | Items | Row):
         return False
     if isinstance(shape, set):

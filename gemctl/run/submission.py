@@ -1,15 +1,15 @@
-"""What was asked for when a run was started or resumed: made before anything starts, and kept.
+"""What the user submitted when a run was started or resumed: written before anything starts, and kept.
 
     submissions/<n>/
-      config.yaml plan.json spec.yaml inputs.json   what the attempts under it copy
-      request.json            the launch request (a TorchX AppDef), the first attempt that is meant; makes it exist
-      job.*                   the scheduler's own form of it, where there is one
-      submitted.json          who runs it: host and process of its supervisor, or the scheduler's job
-      supervisor.log          what a supervisor without a terminal has said
+      config.yaml plan.json spec.yaml inputs.json   copied by its attempts
+      request.json            the launch request (a TorchX AppDef) and its first attempt; written last
+      job.*                   the scheduler's batch script, if there is a scheduler
+      submitted.json          who runs it: host and pid of its supervisor, or the scheduler's job
+      supervisor.log          output of a supervisor without a terminal
 
-    gemctl supervise RUN      # runs the attempts of the newest one
+    gemctl supervise RUN      # runs the attempts of the newest submission
 
-A newer submission makes an older one void: a job that waited too long, or was requeued, does not take the run back.
+A newer submission supersedes an older one: a job that waited too long, or was requeued, does not take the run back.
 """
 
 import os
@@ -34,8 +34,8 @@ JobState = Literal["waiting", "running", "ended", "unknown"]
 
 @dataclass(frozen=True)
 class Job:
-    """What the scheduler says of a submission's job. `detail`: the same for people ("SLURM job 12: PENDING, Priority"),
-    or why it could not be asked ("SLURM job 12: squeue gave no answer in 10 s")."""
+    """The state of a submission's job. `detail`: for messages, as "SLURM job 12: PENDING, Priority", or why the
+    scheduler could not be queried ("SLURM job 12: squeue gave no answer in 10 s")."""
 
     id: str
     state: JobState
@@ -44,9 +44,9 @@ class Job:
 
 @dataclass(frozen=True)
 class Detached:
-    """A run whose supervisor is another process: `job`. `attempt`: the one that has begun, None while it waits.
+    """A run whose supervisor is another process: `job`. `attempt`: the one that has started, None while it waits.
 
-    `run`: how a user names it from here; `path`: its directory.
+    `run`: its name on a command line here; `path`: its directory.
     """
 
     run: str
@@ -58,7 +58,7 @@ class Detached:
 
 @dataclass(frozen=True)
 class Swept:
-    """One run of a sweep: its own settings, and its task in the array."""
+    """One run of a sweep: its overrides, and its task in the job array."""
 
     run: str
     settings: list[str]
@@ -67,7 +67,7 @@ class Swept:
 
 @dataclass(frozen=True)
 class Sweep:
-    """All runs that were submitted."""
+    """The submitted runs."""
 
     runs: list[Swept]
 
@@ -86,7 +86,7 @@ class Submission:
 
     @property
     def whole(self) -> bool:
-        """Whether all of it was written; request.json is last."""
+        """Whether all of it was written; request.json is written last."""
         return read_whole(self.request) is not None and is_whole(self.config) and is_whole(self.plan)
 
     @cached_property
@@ -96,58 +96,58 @@ class Submission:
 
     @property
     def kind(self) -> str:
-        """The launcher.kind that it is for."""
+        """Its launcher.kind."""
         return str(self.asked["kind"])
 
     @property
     def first_attempt(self) -> int:
-        """Attempts from this number on were made under it, or under a later submission."""
+        """Attempts from this number on belong to it, or to a later submission."""
         return int(self.asked["first_attempt"])
 
     def made(self, attempt: Attempt) -> bool:
-        """True if the attempt was made under it, or under a later submission."""
+        """True if the attempt belongs to it, or to a later submission."""
         return attempt.number >= self.first_attempt
 
     @property
     def first_request(self) -> int:
-        """Stop requests with lower numbers were meant for what was before it."""
+        """Requests with lower numbers are for attempts before it."""
         return int(self.asked["first_request"])
 
     @property
     def base(self) -> Base | None:
-        """What its first attempt starts from, verified when it was made (or, without a checkpoint, step 0 because the
-        user has said so); None: the newest then."""
+        """What its first attempt starts from, verified at submission (or step 0 without a checkpoint, if the user asked
+        for that); None: the newest checkpoint at its start."""
         base = self.asked.get("base")
         return Base(**base.fields(Base)) if base is not None else None
 
     def submitted(self) -> dict[str, Any] | None:
-        """Who runs it: `host` and `pid`, or `job`, and `time`; None before it was handed over, and in a copy of the
-        run: process and job are the original's."""
+        """Who runs it: `host` and `pid`, or `job`, and `time`; None before it was launched, and in a copy of the run,
+        since process and job belong to the original."""
         facts = read_whole(self.submitted_file)
         return None if facts is None or self._copied_from(facts.get("run", "")) else facts
 
     def _copied_from(self, run: str) -> bool:
-        """Whether this is a copy of what is in the directory `run`. A run that was moved has left nothing there; one
-        that is seen by another path, or mounted twice, has the same file."""
+        """Whether this is a copy of the run in the directory `run`. A run that was moved has left nothing there; one
+        reached by another path or mount is the same file."""
         try:
             original = (Path(run) / self.path.parent.name / self.path.name / self.submitted_file.name).stat()
-        except (OSError, ValueError):  # ValueError: no path at all
+        except (OSError, ValueError):  # ValueError: not a path
             return False
         return original.st_ino != self.submitted_file.stat().st_ino
 
     def write_process(self, pid: int) -> None:
-        """Says that process `pid` of this machine is its supervisor."""
+        """Records that process `pid` of this machine is its supervisor."""
         self.write_submitted(pid=pid, started=process.started(pid))
 
     def write_submitted(self, **facts: Any) -> None:
-        """Says who runs it: a scheduler's `job`, for one."""
+        """Records who runs it, for example a scheduler's `job`."""
         known = {"time": time.time(), "host": socket.gethostname(), "run": str(self.path.parent.parent)}
         create_json(self.submitted_file, {**known, **facts})
 
 
 def submit(run: RunDir, config: str, plan: str, request: dict[str, Any], inputs: Inputs | None = None) -> Submission:
-    """Makes the run's next submission. `config`, `plan`: config.yaml and plan.json; `request`: `kind`, `app` and,
-    where a preflight has verified it, the `base` of its first attempt; `inputs`: the data that it reads."""
+    """Creates the run's next submission. `config`, `plan`: config.yaml and plan.json; `request`: `kind`, `app` and, if
+    a preflight has verified it, the `base` of its first attempt; `inputs`: the data that it reads."""
     submission = Submission(_next_folder(run))
     create(submission.config, config)
     create(submission.plan, plan)
@@ -168,20 +168,20 @@ def _next_folder(run: RunDir) -> Path:
     while True:
         folder = run.submissions / str(number)
         try:
-            make_folders(run.submissions)  # a run of an older gemctl has none
+            make_folders(run.submissions)  # runs of older versions of gemctl have none
             make_folder(folder)
             return folder
-        except FileExistsError:  # two submit at once, or a file server says so of our own: an empty one is none
+        except FileExistsError:  # another process's, or ours if a file server retried: an empty one does not count
             number += 1
 
 
 def submissions(run: RunDir) -> list[Submission]:
-    """All submissions of the run, oldest first; one whose maker died before its request.json, or whose files a power
-    loss has cut, is none."""
+    """All submissions of the run, oldest first, except those without a request.json, as their writer died, and those
+    whose files a power loss truncated."""
     found = [Submission(run.submissions / str(number)) for number in numbered(run.submissions)]
     return [submission for submission in found if submission.whole]
 
 
 def newest(run: RunDir) -> Submission | None:
-    """What was asked for last; None for a run of an older gemctl, or one that was never launched."""
+    """The newest submission; None for a run of an older version of gemctl, or one that was never launched."""
     return next(reversed(submissions(run)), None)

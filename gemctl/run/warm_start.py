@@ -1,9 +1,9 @@
-"""What a new run takes over from another run's checkpoint: by the names of tensors, where the shapes agree.
+"""Warm start: what a new run loads from another run's checkpoint, by tensor name, where the shapes agree.
 
     gemctl train my.yaml checkpoint.warm_start.source=RUN:300 'checkpoint.warm_start.include=[tables.*]' --dry-run
 
-Weights and the tables' AdaGrad state can be taken. AdamW's moments cannot: they mean nothing without their count of
-steps, and the new run counts from 0.
+Weights and the tables' AdaGrad state can be loaded. AdamW's moments cannot: they are meaningless without their step
+count, and the new run counts from 0.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ LEFT_OUT = "optim.dense."
 
 @dataclass(frozen=True)
 class ShapeDiffers:
-    """A tensor that both have, in two shapes."""
+    """A tensor that both have, with different shapes."""
 
     name: str
     theirs: list[int]
@@ -32,8 +32,8 @@ class ShapeDiffers:
 
 @dataclass(frozen=True)
 class WarmStart:
-    """`loaded`: taken from `checkpoint` (a folder). `not_found`: the patterns want them, the checkpoint has none;
-    `shape_differs`: both have them; all of these keep their initial values. `unused`: only the checkpoint has them."""
+    """Names of tensors. `loaded`: from `checkpoint` (a folder). `not_found`: selected by the patterns but not in the
+    checkpoint; these and `shape_differs` keep their initial values. `unused`: only in the checkpoint."""
 
     checkpoint: str
     step: int
@@ -44,7 +44,7 @@ class WarmStart:
 
 
 def find_source(config: WarmStartConfig, root: str) -> Path:
-    """The checkpoint's folder, its files whole. InputError where there is none, or it is damaged."""
+    """The checkpoint's folder, verified. InputError if there is none, or it is damaged."""
     try:
         folder = resolve(config.source, root).absolute()
     except InputError as error:
@@ -55,9 +55,9 @@ def find_source(config: WarmStartConfig, root: str) -> Path:
 
 
 def match(config: WarmStartConfig, folder: Path, wanted: Mapping[str, Shape]) -> WarmStart:
-    """Sets the tensors of the new run, `wanted` (gemctl.plan.state), beside those in `folder`.
+    """Matches the tensors of the new run, `wanted` (gemctl.plan.state), with those in `folder`.
 
-    InputError for patterns that mean nothing, and if nothing at all would be taken.
+    InputError for patterns that match nothing, and if nothing would be loaded.
     """
     manifest = read(folder)
     _check_patterns(config, manifest, wanted)
@@ -65,7 +65,7 @@ def match(config: WarmStartConfig, folder: Path, wanted: Mapping[str, Shape]) ->
     theirs = {name: manifest.objects[name].shape for name in chosen if name in manifest.objects}
     loaded = [name for name, shape in theirs.items() if shape == list(wanted[name])]
     if not loaded:
-        raise InputError(f"checkpoint.warm_start: nothing in {folder} has a name that is asked for and the same shape")
+        raise InputError(f"checkpoint.warm_start: no tensor in {folder} has a selected name and the same shape")
     return WarmStart(
         checkpoint=str(folder),
         step=manifest.step,
@@ -93,7 +93,9 @@ def _check_patterns(config: WarmStartConfig, manifest: Manifest, wanted: Mapping
         for pattern in patterns:
             where = f"checkpoint.warm_start.{key}: {pattern!r}"
             if pattern.startswith(LEFT_OUT):
-                problems.append(f"{where}: AdamW starts anew; its moments mean nothing without their count of steps")
+                problems.append(
+                    f"{where}: AdamW starts from scratch; its moments are meaningless without their step count"
+                )
             elif not any(fnmatchcase(name, pattern) for name in names):
                 problems.append(f"{where} matches no tensor{did_you_mean(pattern, names)}")
     if problems:

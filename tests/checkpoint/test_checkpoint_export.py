@@ -83,7 +83,7 @@ def test_where_an_export_goes(
     said = capsys.readouterr().err
     assert "exists already" in said and "--file-gb 0.0: must be above 0" in said
     assert main(["checkpoint", "export", f"{saved[0]}:3", str(tmp_path / "x")]) == 2
-    assert "the run has those of step 2" in capsys.readouterr().err
+    assert "the run has steps 2" in capsys.readouterr().err
     assert main([*asked, str(saved[0] / "checkpoints/step_9.a1")]) == 2
     assert "whose folders are managed by gemctl" in capsys.readouterr().err
 

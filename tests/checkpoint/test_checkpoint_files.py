@@ -163,7 +163,7 @@ def test_what_an_old_attempt_publishes_after_a_takeover_is_void(run: RunDir) -> 
     assert choice.checkpoint is not None and choice.checkpoint.path.name == "step_2.a1"
     assert "step_4.a1: void: attempt 2 started from step 2" in choice.passed_over[0]
     (run.path / "run.json").write_text("{}")
-    with pytest.raises(InputError, match=r"the run has those of step 2$"):
+    with pytest.raises(InputError, match=r"the run has steps 2$"):
         resolve(f"{run.path}:4", "runs")
 
 
@@ -226,7 +226,7 @@ def test_folders_that_were_deleted_or_are_none_are_told(run: RunDir, capsys: pyt
     run.checkpoints.rename(run.path / "moved")
     saves = f"{run.attempt(1).saves} says that it was saved"
     assert main(["checkpoint", "list", str(run.path)]) == 0
-    assert f"step_4.a1  is not there, though {saves}" in capsys.readouterr().out
+    assert f"step_4.a1  does not exist, though {saves}" in capsys.readouterr().out
     run.checkpoints.touch()
     assert main(["checkpoint", "list", str(run.path)]) == 2
     assert capsys.readouterr().err == f"error: {run.checkpoints}: Not a directory\n"
@@ -286,7 +286,7 @@ def test_list_and_verify_from_the_command_line(run: RunDir, capsys: pytest.Captu
     assert main(["checkpoint", "verify", str(run.checkpoints / "step_4.a1")]) == 0
     assert main(["checkpoint", "verify", f"{run.path}:4"]) == 0
     assert main(["checkpoint", "diff", str(run.path), f"{run.path}:3"]) == 2
-    assert "the run has those of step 4, 2" in capsys.readouterr().err
+    assert "the run has steps 4, 2" in capsys.readouterr().err
 
 
 @pytest.mark.slow

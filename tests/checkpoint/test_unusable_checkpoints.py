@@ -100,7 +100,7 @@ def test_what_the_system_refuses_to_read_is_neither_passed_over_nor_deleted(
         newest_verified(run)
     said = str(error.value)
     assert f"step_4.a1/{name}: {os.strerror(number)}" in said.replace("step_4.a1: ", "step_4.a1/")
-    assert "to go on from step 2 without it, move step_4.a1 out of" in said and "--from-scratch" in said
+    assert "to resume from step 2 without it, move step_4.a1 out of" in said and "--from-scratch" in said
     assert count[0] == (1 if number == errno.EACCES else 3), "only what may pass is tried again"
     own = attempt(run, 2, Base("step_2.a1", 2))
     saved(own, run, 3, 6)
@@ -134,7 +134,7 @@ def test_what_is_unreadable_takes_no_place_of_those_that_are_kept(run: RunDir) -
 def test_the_older_one_that_could_be_taken_is_named(run: RunDir) -> None:
     saved(run.attempt(1), run, 6)
     newer_format(run.checkpoints / "step_6.a1")
-    with pytest.raises(InputError, match=r"to go on from step 4 without it, move step_6\.a1 out of"):
+    with pytest.raises(InputError, match=r"to resume from step 4 without it, move step_6\.a1 out of"):
         newest_verified(run)
 
 
@@ -236,7 +236,7 @@ def test_a_deletion_that_was_cut_short_is_finished_and_was_no_damage(
     assert [path.name for path in prune(run, run.attempt(1), 1)] == ["step_2.a1"]
     assert names(run) == ["step_2.a1.deleted", "step_4.a1"]
     assert [(Path(one.path).name, one.reasons) for one in unusable(run)] == [
-        ("step_2.a1.deleted", ["its deletion was cut short"])
+        ("step_2.a1.deleted", ["its deletion was interrupted"])
     ]
     assert [one.path.name for one in checkpoints(run)] == ["step_4.a1"]
     monkeypatch.undo()
@@ -261,8 +261,8 @@ def _unmounted(run: RunDir) -> None:
 @pytest.mark.parametrize(
     ("lose", "said"),
     [
-        (_gone, "step_4.a1: is not there, though"),
-        (_empty, "step_4.a1: is not there, though"),
+        (_gone, "step_4.a1: does not exist, though"),
+        (_empty, "step_4.a1: does not exist, though"),
         (_unmounted, "disk, which is not there (is its disk mounted?)"),
     ],
 )
@@ -467,6 +467,6 @@ def test_pruning_the_unusable_says_what_and_why_and_only_then_deletes(
 def test_pruning_is_refused_while_an_attempt_may_live(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     attempt(run, 2, Base("step_4.a1", 4))
     newer_format(run.checkpoints / "step_4.a1")
-    monkeypatch.setattr("gemctl.launch.supervise.watch_beat", lambda attempt: 0.1)
+    monkeypatch.setattr("gemctl.launch.liveness.watch_beat", lambda attempt: 0.1)
     assert main(["checkpoint", "prune", str(run.path), "--unusable"]) == 2
     assert names(run) == ["step_2.a1", "step_4.a1"]

@@ -52,15 +52,15 @@ def test_patterns_that_mean_nothing_are_refused(other: RunDir) -> None:
     said = error.value.problems
     assert len(said) == 3
     assert said[0] == "checkpoint.warm_start.include: 'tabels.*' matches no tensor"
-    assert "AdamW starts anew" in said[1]
+    assert "AdamW starts from scratch" in said[1]
     assert said[2].endswith("'dense.new.bais' matches no tensor; did you mean dense.new.bias?")
-    with pytest.raises(InputError, match=r"nothing in .* has a name that is asked for and the same shape"):
+    with pytest.raises(InputError, match=r"no tensor in .* has a selected name and the same shape"):
         match(WarmStartConfig("x", include=["dense.new.bias"]), folder, WANTED)
 
 
 def test_the_source_must_be_there_and_whole(other: RunDir, tmp_path: Path) -> None:
     assert find_source(WarmStartConfig(f"{other.path}:2"), "runs") == other.checkpoints / "step_2.a1"
-    with pytest.raises(InputError, match=r"warm_start.source: .*:3: no such checkpoint; .* of step 4, 2"):
+    with pytest.raises(InputError, match=r"warm_start.source: .*:3: no such checkpoint; the run has steps 4, 2"):
         find_source(WarmStartConfig(f"{other.path}:3"), "runs")
     damaged = saved_run(tmp_path, [2], reached=2)
     (damaged.checkpoints / "step_2.a1/__0_0.distcp").write_bytes(b"cut")

@@ -182,5 +182,5 @@ def test_a_private_run_is_closed_to_the_group_in_one_line(shared: Path) -> None:
     ahead = run_as(bob, ["gemctl", "resume", str(run), "train.steps=4", "--dry-run"], umask=0o022, cwd=shared)
     assert ahead.returncode == 0, ahead.stderr
     refused = run_as(bob, ["gemctl", "resume", str(run), "train.steps=4"], umask=0o022, cwd=shared)
-    assert refused.returncode == 2 and f"error: {run}: cannot be written by you" in refused.stderr, refused.stderr
+    assert refused.returncode == 2 and f"error: {run}: you cannot write to it" in refused.stderr, refused.stderr
     assert len(list((run / "submissions").iterdir())) == 1

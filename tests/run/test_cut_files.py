@@ -85,7 +85,7 @@ def test_an_attempt_and_a_submission_of_which_nothing_is_left_are_passed_over_an
 @pytest.mark.parametrize("name", ATTEMPT)
 def test_each_file_of_an_attempt_may_be_empty(run: RunDir, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     lose(run.attempt(2).path / name, "empty")
-    assert f"attempt 2: {name}: empty or cut" in said(capsys, "status", str(run.path))["cut"][0]
+    assert f"attempt 2: {name}: empty or truncated" in said(capsys, "status", str(run.path))["cut"][0]
     assert said(capsys, "resume", str(run.path), "--dry-run")["attempt"] == 3
     assert main(["logs", str(run.path)]) == 0
 
@@ -113,7 +113,7 @@ def test_an_end_that_was_cut_is_none(run: RunDir, capsys: pytest.CaptureFixture[
     shutil.rmtree(run.attempt(2).path)
     lose(run.attempt(1).end_file, "cut")
     assert ending(run) is None
-    assert said(capsys, "status", str(run.path))["cut"][0].startswith("attempt 1: end.json: empty or cut")
+    assert said(capsys, "status", str(run.path))["cut"][0].startswith("attempt 1: end.json: empty or truncated")
     assert said(capsys, "resume", str(run.path), "--dry-run")["attempt"] == 2
 
 

@@ -304,7 +304,7 @@ def test_configuration_that_is_gone_or_no_text_is_bad_input(tmp_path: Path) -> N
     with pytest.raises(InputError, match=r"config\.yaml: No such file"):
         read_text(path)
     path.write_bytes(b"\xff\xfe")
-    with pytest.raises(InputError, match=r"config\.yaml: no UTF-8 text"):
+    with pytest.raises(InputError, match=r"config\.yaml: not UTF-8 text"):
         read_text(path)
 
 
