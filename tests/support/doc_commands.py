@@ -24,7 +24,7 @@ from gemctl.plan.build import faults
 from gemctl.specs import feature_spec
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "kernels").glob("*.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`((?:[A-Z_]+=\S+ )*gemctl [^`]+)`")
 LINE = re.compile(r"^\s*(?:\$ )?((?:[A-Z_]+=\S+ )*gemctl [a-z-].*)$", re.MULTILINE)
