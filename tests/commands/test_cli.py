@@ -43,6 +43,20 @@ def test_help_is_quick_and_imports_nothing_heavy() -> None:
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.3
 
 
+def test_help_of_a_command_and_a_mistyped_option_import_no_command() -> None:
+    heavy = ["torch", "pydantic", "hydra", "omegaconf", "yaml", "rich", "numpy", "pyarrow", "dataclasses"]
+    code = (
+        "import contextlib, io, json, sys; from gemctl.cli import COMMANDS, main\n"
+        "with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):\n"
+        "    codes = [[main([name, '--help']), main([name, '--no-such-option'])] for name in COMMANDS]\n"
+        f"loaded = [name for name in {heavy} if name in sys.modules]\n"
+        "loaded += [name for name in COMMANDS if f'gemctl.commands.{name}' in sys.modules]\n"
+        "print(json.dumps([codes, loaded]))"
+    )
+    codes, loaded = python(code)
+    assert ({tuple(pair) for pair in codes}, loaded) == ({(0, 2)}, [])
+
+
 def test_bad_input_imports_no_torch(tmp_path: Path) -> None:
     (tmp_path / "my.yaml").write_text("train:\n  stepz: 3\n", encoding="utf-8")
     file = str(tmp_path / "my.yaml")
