@@ -72,7 +72,7 @@ def _software() -> list[Check]:
         return [*checks, Check("versions", "ok", "installed outside of a checkout: no constraints to compare with")]
     other = software.off_pin(path)
     if other:
-        advice = f"tested is {path.parent.name}/{path.name} alone: pip install -c {path} …, or run make"
+        advice = f"only the versions in {path.parent.name}/{path.name} are tested: pip install -c {path} …, or run make"
         return [*checks, Check("versions", "warn", ", ".join(other), advice)]
     return [*checks, Check("versions", "ok", f"all as in {path.parent.name}/{path.name}")]
 
@@ -104,7 +104,7 @@ def _shm(host: Host) -> Check:
 
 def _gpus(host: Host) -> Check:
     if not host.gpus:
-        return Check("gpus", "ok", "none found by nvidia-smi (needed for cluster.device=cuda alone)")
+        return Check("gpus", "ok", "none found by nvidia-smi (only cluster.device=cuda needs them)")
     first = host.gpus[0]
     return Check("gpus", "ok", f"{len(host.gpus)} × {first.name}, {first.memory / GIB:.0f} GiB, driver {first.driver}")
 
@@ -145,7 +145,7 @@ def _network() -> Check:
     try:
         address = socket.getaddrinfo(host, None, proto=socket.IPPROTO_TCP)[0][4][0]
         with socket.create_server((str(address), 0), family=socket.AF_INET6 if ":" in str(address) else socket.AF_INET):
-            return Check("gloo", "ok", f"{host} is {address}")
+            return Check("gloo", "ok", f"{host} resolves to {address}")
     except OSError as error:
         advice = f"set GLOO_SOCKET_IFNAME to one of {', '.join(names)} (lo for one machine)"
         return Check("gloo", "warn", f"{host} has no address of this machine ({error})", advice)
