@@ -1,4 +1,4 @@
-"""What no single key of a model shows: values that do not fit each other, or the feature spec; torch-free.
+"""Contradictions within a model, or with the feature spec, that no single key shows; torch-free.
 
 from gemctl.specs.contradictions import contradictions
 contradictions(ModelConfig(dim=32, heads=3), spec)     # ["model.heads is 3, which does not divide model.dim = 32"]
@@ -12,7 +12,7 @@ from gemctl.specs.model import MOST_LAYERS, LayerSpec, ModelConfig
 
 
 def contradictions(model: ModelConfig, spec: FeatureSpec) -> list[str]:
-    """All of them, as problems; none for a model that can be built."""
+    """All contradictions, as messages; none for a model that can be built."""
     found = [*_widths(model, spec), *_depth(model), *_event_types(model, spec)]
     for index, layer in enumerate(model.layers):
         found += [f"model.layers.{index}.{problem}" for problem in _layer(layer, model)]
@@ -29,13 +29,13 @@ def _widths(model: ModelConfig, spec: FeatureSpec) -> Iterator[str]:
         if personal and (personal.dim or personal.heads) and history.dim % history.heads:
             yield f"{own}: {history.heads} heads do not divide its dim = {history.dim}"
         elif history.dim % history.heads == 0 and history.dim // history.heads % 2 and rotates:
-            yield f"{own}: heads of width {history.dim // history.heads} cannot be rotated: that takes an even width"
+            yield f"{own}: heads of width {history.dim // history.heads} cannot be rotated: their width must be even"
 
 
 def _depth(model: ModelConfig) -> Iterator[str]:
     depth = sum(layer.repeat for layer in model.layers)
     if depth > MOST_LAYERS:
-        yield f"model.layers are {depth} layers in all: more than {MOST_LAYERS}"
+        yield f"model.layers has {depth} layers in total, more than {MOST_LAYERS}"
 
 
 def _event_types(model: ModelConfig, spec: FeatureSpec) -> Iterator[str]:
@@ -52,6 +52,6 @@ def _event_types(model: ModelConfig, spec: FeatureSpec) -> Iterator[str]:
 
 def _layer(layer: LayerSpec, model: ModelConfig) -> Iterator[str]:
     if layer.comp_skip and layer.sequence.only_attends:
-        yield (f"comp_skip skips self-attention, which is all that an {layer.sequence.kind} block has: set it to null")
+        yield (f"comp_skip skips self-attention, which is all that an {layer.sequence.kind} block does: set it to null")
     for core in layer.interaction.cores():
         yield from (f"interaction: {problem}" for problem in core.problems(model.dim))

@@ -105,7 +105,7 @@ class FeatureSpec:
     timestamp: str | None = None  # row time; needed when there are sequences
     domain: DomainSpec | None = None
     weight: str | None = None
-    true_probability: str | None = None  # of the first task, where the log's generator is known
+    true_probability: str | None = None  # of the first task, if the generator of the log is known
     format: Literal[1] = 1
 
     def sequence_tables(self) -> list[str]:

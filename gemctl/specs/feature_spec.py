@@ -1,9 +1,9 @@
 """Reads a feature spec (YAML) strictly: every problem at once, each with file and line.
 
-    gemctl data spec FILE.parquet -o spec.yaml      # writes a draft that `load` takes as it is
+    gemctl data spec FILE.parquet -o spec.yaml      # writes a draft that `load` accepts as it is
 
-Two passes: the schema (unknown keys, types, missing keys), then, where that holds, the cross checks between parts
-(tables that exist, names that are unique, a row time where there are event sequences).
+Two passes: the schema (unknown keys, types, missing keys), then, if that holds, the checks between parts (tables that
+exist, unique names, a row time if there are event sequences).
 """
 
 import json
@@ -39,11 +39,13 @@ OWN_PREFIX, OWN = "gemctl:", Path(__file__).resolve().parent.parent / "configs"
 """`gemctl:NAME` is the file NAME in gemctl's own configs, wherever it is installed."""
 
 TAKEN = frozenset(_MEMBERS.split())
-"""Members of PyTorch's modules: tables and sequences become members, too, so they need other names."""
+"""Members of PyTorch's modules. Tables and sequences become members too, so they need other names."""
 
 
 def load(path: str | Path) -> FeatureSpec:
-    """The spec in `path`: a file, any fsspec URL, or `gemctl:` and a file in configs/. InputError has all problems."""
+    """The spec at `path`: a file, any fsspec URL, or `gemctl:` and a file in configs/. Raises InputError with all
+    problems.
+    """
     source = str(path)
     return parse(read(source), source)
 
@@ -66,13 +68,13 @@ def parse(text: str, source: str) -> FeatureSpec:
 
 
 def scalar(text: str) -> str:
-    """`text` as `parse` reads it back as this very string: plain where that is safe, else in double quotes."""
+    """`text` such that `parse` reads the same string back: plain if that is safe, else in double quotes."""
     plain = text.replace("_", "").replace("-", "").isalnum() and yaml_file.parse(text, "").data == text
     return text if plain else yaml_file.quoted(text)
 
 
 def read(source: str) -> str:
-    """The text of the spec at `source`, as `load` finds it. InputError where it cannot be read."""
+    """The text of the spec at `source`, as `load` reads it. Raises InputError if it cannot be read."""
     path = str(OWN / source.removeprefix(OWN_PREFIX)) if source.startswith(OWN_PREFIX) else source
     try:
         with fsspec.open(path, "rt", encoding="utf-8") as file:
@@ -80,13 +82,13 @@ def read(source: str) -> str:
     except FileNotFoundError as error:
         made = "`gemctl data import` and `gemctl data spec` write one"
         raise InputError(f"{source}: the feature spec can't be read: no such file; {made}") from error
-    except Exception as error:  # each of fsspec's file systems has its own
+    except Exception as error:  # every file system of fsspec has its own
         raise InputError(f"{source}: the feature spec can't be read: {error or type(error).__name__}") from error
 
 
 def _validate(file: YamlFile) -> tuple[FeatureSpec | None, list[str]]:
     try:
-        # through JSON: only there does strict mode take mappings for dataclasses
+        # through JSON: only there does strict mode accept mappings for dataclasses
         return _adapter().validate_json(json.dumps(file.data), strict=True), []
     except ValidationError as error:
         return None, [_explain(problem, file) for problem in error.errors()]
@@ -108,7 +110,7 @@ def _explain(problem: Mapping[str, Any], file: YamlFile) -> str:
     if problem["type"] == "unexpected_keyword_argument":
         return f"{place}: {dotted(path)}: unknown key{_nearest(str(path[-1]), _keys_at(path[:-1]))}"
     if problem["type"] == "missing":
-        return f"{place}: {dotted(path)}: this key is needed"
+        return f"{place}: {dotted(path)}: this key is required"
     node, typed = find(_schema(), path) or {}, file.typed.get(path)
     cure = f'; as a string: "{typed}"' if typed and {"type": "string"}.items() <= node.items() else ""
     return f"{place}: {dotted(path)}: {wrong(node, problem['input'], typed)}{cure}"
@@ -143,7 +145,7 @@ def _cross_checks(spec: FeatureSpec) -> Iterable[tuple[KeyPath, str]]:
     elif not (spec.categorical or spec.dense or spec.domain):
         yield (), "no feature besides the sequences: name the candidate, say, under categorical, dense or domain"
     if spec.sequences and spec.timestamp is None:
-        yield ("sequences",), "timestamp: this key is needed (the row's time) because there are sequences"
+        yield ("sequences",), "timestamp: this key is required (the row's time) because there are sequences"
     for i, label in enumerate(spec.labels):
         yield from _leaks(spec, i, label)
 
@@ -165,7 +167,7 @@ def _taken(spec: FeatureSpec) -> Iterable[tuple[KeyPath, str]]:
     for key, named in {"tables": spec.tables, "sequences": spec.sequences}.items():
         for i, name in enumerate(item.name for item in named):  # type: ignore[attr-defined]
             if name in TAKEN:
-                yield (key, i), f"{key}.{i}.name: {name!r} means something else in PyTorch: try {name + '_ids'!r}"
+                yield (key, i), f"{key}.{i}.name: {name!r} is a reserved name in PyTorch: try {name + '_ids'!r}"
 
 
 def _table_checks(spec: FeatureSpec) -> Iterable[tuple[KeyPath, str]]:
@@ -193,7 +195,7 @@ def _table_checks(spec: FeatureSpec) -> Iterable[tuple[KeyPath, str]]:
 
 
 def _leaks(spec: FeatureSpec, index: int, label: LabelSpec) -> Iterable[tuple[KeyPath, str]]:
-    """A label's or mask's column that is a feature as well would train on the answer."""
+    """Features must not read the label's or the mask's column, which would leak the answer."""
     hidden = {label.column or label.name, label.mask}
     features: Named = [
         (("categorical", i), feature.column or feature.name) for i, feature in enumerate(spec.categorical)
@@ -201,7 +203,7 @@ def _leaks(spec: FeatureSpec, index: int, label: LabelSpec) -> Iterable[tuple[Ke
     features += [(("dense", i), feature.column or feature.name) for i, feature in enumerate(spec.dense)]
     for path, column in features:
         if column in hidden or column == spec.true_probability:
-            yield path, f"{dotted(path)}: column {column!r} belongs to the answer (labels.{index}): not a feature"
+            yield path, f"{dotted(path)}: column {column!r} is a label's (labels.{index}) and cannot be a feature"
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:

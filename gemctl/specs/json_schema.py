@@ -1,4 +1,4 @@
-"""A JSON Schema in words: what a value must be, which keys there are; for every file and option that a user writes.
+"""A JSON Schema in words: what a value must be, which keys exist; for all files and options that users write.
 
 schema = inlined(TypeAdapter(FeatureSpec).json_schema())
 wrong(find(schema, ("tables", 0, "rows")), 1)       # "must be an integer ≥ 2, not 1"
@@ -15,7 +15,7 @@ MOST_SHOWN = 200  # characters of a value in a message
 
 
 def inlined(schema: Node) -> Node:
-    """The schema (of types that do not hold themselves) with every `$ref` followed; what stands beside one stays."""
+    """The schema (of non-recursive types) with every `$ref` followed; keys beside a `$ref` are kept."""
     definitions = schema.get("$defs", {})
 
     def follow(value: Any) -> Any:
@@ -54,19 +54,19 @@ def child(node: Node, name: str | int) -> Node | None:
 
 
 def options(node: Node) -> list[Node]:
-    """The alternatives of a value; one for most."""
+    """The alternatives of a value; most have one."""
     below = node.get("anyOf", node.get("oneOf"))
     return [node] if below is None else [option for one in below for option in options(one)]
 
 
 def kinds(node: Node) -> list[Node]:
-    """The alternatives of a value that is chosen by its key `kind`; none for other values."""
+    """The alternatives of a value that its key `kind` selects; none for other values."""
     found = options(node)
     return found if len(found) > 1 and all("kind" in option.get("properties", {}) for option in found) else []
 
 
 def chosen(node: Node, value: Any) -> Node:
-    """The alternative that the value's `kind` names; the node itself where nothing is chosen so."""
+    """The alternative that the value's `kind` names; the node itself for other values."""
     kind = value.get("kind") if isinstance(value, dict) else None
     for option in kinds(node):
         words = option["properties"]["kind"]
@@ -81,7 +81,7 @@ def is_mapping(node: Node) -> bool:
 
 
 def choices(node: Node) -> list[str]:
-    """The words that a value may be, if there are any."""
+    """The words that a value may be, if any."""
     words: list[str] = []
     for option in options(node):
         words += option.get("enum", [option["const"]] if "const" in option else [])
@@ -89,7 +89,7 @@ def choices(node: Node) -> list[str]:
 
 
 def wrong(node: Node, value: Any, typed: str | None = None) -> str:
-    """What is said of a value that `node` does not take; `typed`: how it was written, if not as JSON has it."""
+    """The message for a value that `node` does not accept; `typed`: how it was written, if not as in JSON."""
     if isinstance(value, int) and value > INT64_MAX:
         return f"must be {describe(node)} below 2^63, not {shown(value)}"
     reason = node.get("refused", {}).get(value) if isinstance(value, str) else None
@@ -98,14 +98,14 @@ def wrong(node: Node, value: Any, typed: str | None = None) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value in a message: as JSON has it, cut where it is long."""
+    """A value in a message: as JSON, cut if it is long."""
     if isinstance(value, int) and value.bit_length() > 1023:
-        return f"a number of {value.bit_length():,} bits"  # Python refuses to write the largest
+        return f"a number of {value.bit_length():,} bits"  # Python refuses to print the largest
     return cut(json.dumps(value, ensure_ascii=False))
 
 
 def cut(text: str) -> str:
-    """`text`, or its beginning and how long it is."""
+    """`text`, or its beginning and its length."""
     return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}… ({len(text):,} characters)"
 
 

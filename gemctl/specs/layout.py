@@ -1,12 +1,12 @@
-"""What a model is for a feature spec, layer by layer: the one expansion that modules, counts and plan all read.
+"""A model for a feature spec, layer by layer: the one expansion that modules, counts and the plan read.
 
     from gemctl.specs.layout import layout
     for layer in layout(config.model, spec).layers:
         print(layer.inputs, layer.reads, layer.outputs)
 
-It resolves `repeat`, event personalisation, CompSkip, the merge of histories and CLS tokens. Each history goes through
-the layers; what nothing reads is left out: no X_sum where no block asks for one, no sequence block after the last
-summary of its history that is made anew.
+It resolves `repeat`, event personalisation, CompSkip, merged histories and CLS tokens. Each history goes through the
+layers; what nothing reads is left out: X_sum in layers where no block reads it, and sequence blocks after the last
+fresh summary of their history.
 """
 
 from dataclasses import dataclass
@@ -32,8 +32,8 @@ class History:
 class HistoryLayer:
     """What one layer does with one history.
 
-    `block` None: the events stay as they are; `attends`: the block's self-attention runs. `summary` None: the last
-    one is read again. `tokens`: those of the summary that is read.
+    `block` None: the events stay as they are. `attends`: the block's self-attention runs. `summary` None: the last one
+    is reused. `tokens`: tokens of the summary that is read.
     """
 
     history: History
@@ -71,7 +71,7 @@ class Layout:
 
 
 def layout(model: ModelConfig, spec: FeatureSpec) -> Layout:
-    """The expansion; `gemctl.specs.contradictions` says what of a model cannot be expanded."""
+    """The expansion of a model without contradictions (gemctl/specs/contradictions.py)."""
     specs = expanded(model)
     stack = histories(model, spec)
     cls = specs[0].x_sum if stack and any(_reads_cls(layer) for layer in specs) else 0
@@ -130,7 +130,7 @@ def _history_layers(
 
 
 def _makes_summary(spec: LayerSpec, index: int) -> bool:
-    """The first layer always does: there is none to read again."""
+    """The first layer always does: there is none to reuse."""
     return index == 0 or spec.comp_skip in {None, _parity(index)}
 
 

@@ -1,8 +1,7 @@
-"""YAML as plain JSON-like data with the line of every key, and all that is wrong with it at once.
+"""YAML as plain JSON-like data with the line of every key, and all its problems at once.
 
-The dialect is Hydra's: YAML 1.1 without dates, where 1e-3 is a number. Keys are strings, and no key comes twice. What
-would take a machine's memory or stack (aliases of aliases, deep nesting, numbers of a million digits) is refused before
-it is expanded.
+The dialect is Hydra's: YAML 1.1 without dates, where 1e-3 is a number. Keys are unique strings. What would exhaust
+memory or stack (aliases of aliases, deep nesting, numbers of a million digits) is refused before it is expanded.
 """
 
 import re
@@ -27,16 +26,16 @@ PLAIN_TAGS = {"tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"}
 NUMBER_TAGS = {"tag:yaml.org,2002:int", "tag:yaml.org,2002:float"}
 MERGE_TAG = "tag:yaml.org,2002:merge"
 MOST_CHARACTERS, MOST_VALUES, MOST_DEPTH, MOST_DIGITS = 1 << 24, 500_000, 64, 308
-"""Of a file: its text, the values in it with every alias counted in full, the mappings and lists inside each other, and
-the digits of a number (as many as those of the largest float64)."""
+"""Limits of a file: characters, values (each alias counted in full), levels of mappings and lists, and digits of a
+number (as many as the largest float64 has)."""
 
 
-class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # libyaml's, where it is built in
+class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # libyaml's, if available
     """SafeLoader in the dialect above."""
 
 
 class Dumper(yaml.SafeDumper):
-    """Writes what Loader reads: strings that look like numbers there are quoted."""
+    """Writes what Loader reads: strings that it would read as numbers are quoted."""
 
 
 for _class in (Loader, Dumper):
@@ -50,14 +49,14 @@ for _class in (Loader, Dumper):
 
 @dataclass
 class YamlFile:
-    """`data` is None when the text is no YAML; `lines` has every key and list item; `problems` start with file:line."""
+    """`data` is None if the text is not YAML; `lines` has every key and list item; `problems` start with file:line."""
 
     source: str
     data: Any = None
     lines: dict[KeyPath, int] = field(default_factory=lambda: {(): 1})
     problems: list[str] = field(default_factory=list)
-    typed: dict[KeyPath, str] = field(default_factory=dict)  # of values that are no strings: 1e5, off, 0x10
-    broken: set[KeyPath] = field(default_factory=set)  # places that `problems` tell of; (): the text is no YAML
+    typed: dict[KeyPath, str] = field(default_factory=dict)  # source text of values other than strings: 1e5, off, 0x10
+    broken: set[KeyPath] = field(default_factory=set)  # where `problems` are; (): the text is not YAML
     oversized: bool = False  # beyond a limit above: no other parser should be given it
 
     def at(self, path: KeyPath) -> str:
@@ -101,7 +100,7 @@ def parse(text: str, source: str) -> YamlFile:
 
 
 class _Oversized(Exception):
-    """The file is beyond a limit, which shows first in `line`."""
+    """The file exceeds a limit, at `line` first."""
 
     def __init__(self, line: int, text: str) -> None:
         super().__init__(text)
@@ -109,13 +108,13 @@ class _Oversized(Exception):
 
 
 def _check_depth(text: str) -> None:
-    """Reads the events alone, as composing nodes is recursive."""
+    """Reads only events, because composing nodes is recursive."""
     depth = 0
     for event in yaml.parse(text, Loader):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > MOST_DEPTH:
             line = event.start_mark.line + 1 if event.start_mark else 1
-            raise _Oversized(line, f"more than {MOST_DEPTH} lists and mappings inside each other")
+            raise _Oversized(line, f"more than {MOST_DEPTH} levels of lists and mappings")
 
 
 def dump(data: Any) -> str:
@@ -129,7 +128,7 @@ def quoted(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """`text` on one line: what is not to be seen, line breaks too, by its code."""
+    """`text` on one line: unprintable characters, line breaks included, as escapes."""
     return "".join(char if char.isprintable() else _code(ord(char)) for char in text)
 
 
@@ -143,7 +142,7 @@ class _Walk:
     def __init__(self, loader: Loader, file: YamlFile) -> None:
         self.loader, self.file = loader, file
         self.open: set[int] = set()  # nodes being built: an alias to one of them is a loop
-        self.merged: dict[int, list[tuple[Any, Any]]] = {}  # of a mapping, its own entries over those merged into it
+        self.merged: dict[int, list[tuple[Any, Any]]] = {}  # entries of each mapping, with those merged into it
         self.values = 0
 
     def value(self, node: Any, path: KeyPath) -> Any:
@@ -153,10 +152,10 @@ class _Walk:
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node, path)
         if id(node) in self.open:
-            self._problem(node, path, "holds itself")
+            self._problem(node, path, "contains itself")
             return None
         if node.tag not in PLAIN_TAGS:
-            self._problem(node, path, f"tag {node.tag!r} is not taken")
+            self._problem(node, path, f"tag {node.tag!r} is not supported")
         self.open.add(id(node))
         built = self._mapping(node, path) if isinstance(node, yaml.MappingNode) else self._sequence(node, path)
         self.open.discard(id(node))
@@ -169,10 +168,10 @@ class _Walk:
         try:
             value = self.loader.construct_object(node)
         except (ValueError, KeyError, OverflowError):  # !!int x, !!bool x
-            self._problem(node, path, f"{node.value!r:.80} is no {node.tag.rsplit(':', 1)[-1]}")
+            self._problem(node, path, f"{node.value!r:.80} is not a valid {node.tag.rsplit(':', 1)[-1]}")
             return None
         if not isinstance(value, (str, int, float, bool, type(None))):
-            self._problem(node, path, f"a {type(value).__name__} is no plain value")
+            self._problem(node, path, f"values of type {type(value).__name__} are not supported")
         if not isinstance(value, str):
             self.file.typed[path] = node.value
         return value
@@ -189,7 +188,7 @@ class _Walk:
                 continue
             line, name = key.start_mark.line + 1, _name(key)
             if name in seen:
-                self._problem(key, (*path, name), f"given twice, first in line {seen[name]}")
+                self._problem(key, (*path, name), f"given twice, first on line {seen[name]}")
             elif key.tag != "tag:yaml.org,2002:str":
                 self._problem(key, (*path, name), "a key must be a string: quote it")
             seen.setdefault(name, line)
@@ -203,7 +202,7 @@ class _Walk:
     def _entries(self, node: Any, path: KeyPath) -> list[tuple[Any, Any]]:
         """Keys and values, those of `<<: *anchor` first; each key once, so that merges of merges stay small."""
         if id(node) not in self.merged:
-            self.merged[id(node)] = []  # of a mapping that merges itself
+            self.merged[id(node)] = []  # for a mapping that merges itself
             found: dict[str, tuple[Any, Any]] = {}
             for key, value in node.value:
                 if key.tag != MERGE_TAG:
@@ -224,12 +223,12 @@ class _Walk:
 
 
 def _name(key: Any) -> str:
-    """A key as text; one that is a list or a mapping is a problem anyway."""
+    """A key as text; keys that are lists or mappings are reported elsewhere."""
     return str(key.value) if isinstance(key, yaml.ScalarNode) else "?"
 
 
 def overlap(path: KeyPath, other: KeyPath) -> bool:
-    """True if one of the places holds the other, or they are the same."""
+    """True if one path contains the other, or they are equal."""
     shared = min(len(path), len(other))
     return path[:shared] == other[:shared]
 

@@ -106,7 +106,7 @@ def test_all_problems_of_the_command_line_and_the_file_come_at_once(tmp_path: Pa
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("train:\n  steps: 5\n  steps: 6\n", ":3: train.steps: given twice, first in line 2"),
+        ("train:\n  steps: 5\n  steps: 6\n", ":3: train.steps: given twice, first on line 2"),
         ("train:\n  steps: [5\n", ":3: not YAML: "),
         ("train:\n\tsteps: 5\n", ":2: not YAML: "),
         ("- train\n", ":1: a configuration is a mapping of keys"),
@@ -118,7 +118,7 @@ def test_all_problems_of_the_command_line_and_the_file_come_at_once(tmp_path: Pa
             ":2: defaults: group model has no choice 'gem_nan'; did you mean gem_nano?",
         ),
         ("defaults:\n  - _self_\n  - model: gem_nano\n", ":2: defaults: '_self_': write GROUP: CHOICE"),
-        ("train: &t\n  steps: 5\n  accumulate: *t\n", ":1: train.accumulate: holds itself"),
+        ("train: &t\n  steps: 5\n  accumulate: *t\n", ":1: train.accumulate: contains itself"),
         ("train: !!python/object:os.system {}\n", ":1: train: tag 'tag:yaml.org,2002:python/object:os.system' is not"),
         ("train:\n  steps: !!python/name:os.system x\n", ":2: not YAML: could not determine a constructor"),
         ("run:\n  seed: 2001-01-01\n", ':2: run.seed: must be an integer ≥ 0, not "2001-01-01"'),
@@ -136,10 +136,10 @@ def test_a_files_problem_names_its_line(text: str, expected: str, tmp_path: Path
     [
         ("1: 2", "1: a key must be a string: quote it"),
         ("train: {1: 2}", "train.1: a key must be a string: quote it"),
-        ("a: &a [*a]", "a.0: holds itself"),
-        ("run: &a [*a]", "run.0: holds itself"),
-        ("topology: {tables: &a {b: *a}}", "topology.tables.b: holds itself"),
-        ("train: {steps: 1, steps: x}", "train.steps: given twice, first in line 1"),
+        ("a: &a [*a]", "a.0: contains itself"),
+        ("run: &a [*a]", "run.0: contains itself"),
+        ("topology: {tables: &a {b: *a}}", "topology.tables.b: contains itself"),
+        ("train: {steps: 1, steps: x}", "train.steps: given twice, first on line 1"),
         ("train: 5", "train: must be a mapping with the keys global_batch, "),
         ("train: {steps: abc}", 'train.steps: must be an integer ≥ 1, not "abc"'),
         ("train: {steps: -1}", "train.steps: must be an integer ≥ 1, not -1"),

@@ -42,7 +42,7 @@ def test_a_good_spec_loads(tmp_path: Path) -> None:
 def test_schema_problems_come_all_at_once_with_their_lines() -> None:
     text = GOOD.replace("rows: 100", "rows: '100'").replace("multi: true", "mutli: true").replace("name: shop\n", "")
     assert problems(text) == [
-        "s.yaml:1: name: this key is needed",
+        "s.yaml:1: name: this key is required",
         's.yaml:3: tables.0.rows: must be an integer ≥ 2, not "100"',
         "s.yaml:7: categorical.1.mutli: unknown key (nearest: multi)",
     ]
@@ -68,7 +68,7 @@ def test_an_unknown_key_at_the_top_offers_the_nearest() -> None:
 
 
 def test_a_key_set_twice_is_refused() -> None:
-    assert problems(GOOD + "name: other\n") == ["s.yaml:15: name: given twice, first in line 1"]
+    assert problems(GOOD + "name: other\n") == ["s.yaml:15: name: given twice, first on line 1"]
 
 
 @pytest.mark.parametrize(
@@ -79,17 +79,17 @@ def test_a_key_set_twice_is_refused() -> None:
             "name: item, table: itme}",
             "s.yaml:7: categorical.0.table: no table 'itme' (nearest",
         ),
-        ("timestamp: time\n", "", "timestamp: this key is needed (the row's time)"),
+        ("timestamp: time\n", "", "timestamp: this key is required (the row's time)"),
         ("name: tag, rows: 10", "name: item, rows: 10", "tables.1.name: 'item': a table of this name exists already"),
         ("name: tags, table", "name: item, table", "categorical.1.name: 'item': a feature of this name exists already"),
-        ("  - {name: click}", "  - {name: item}", "s.yaml:7: categorical.0: column 'item' belongs to the answer"),
+        ("  - {name: click}", "  - {name: item}", "s.yaml:7: categorical.0: column 'item' is a label's (labels.0)"),
         ("table: tag, multi", "table: item, multi", "can't share table 'item' with a sequence"),
         ("table: tag, multi", "table: item, multi", "s.yaml:5: tables.1: no feature uses table 'tag'"),
         ("  - {name: click}", "  []", "labels: at least one task is needed"),
         ("[{name: item, table: item, column: clicked}]", "[]", "sequences.0.ids: at least one id feature is needed"),
         ("name: tags", "name: a.b", "'.' and '/' are not allowed in names"),
-        ("name: clicks", "name: items", "s.yaml:10: sequences.0.name: 'items' means something else in PyTorch"),
-        ("name: tag, rows", "name: type, rows", "s.yaml:5: tables.1.name: 'type' means something else in PyTorch"),
+        ("name: clicks", "name: items", "s.yaml:10: sequences.0.name: 'items' is a reserved name in PyTorch"),
+        ("name: tag, rows", "name: type, rows", "s.yaml:5: tables.1.name: 'type' is a reserved name in PyTorch"),
     ],
 )
 def test_cross_checks(old: str, new: str, expected: str) -> None:
@@ -102,7 +102,7 @@ def test_cross_checks(old: str, new: str, expected: str) -> None:
     [
         ("", "s.yaml:1: a feature spec is a mapping"),
         ("a: [", "s.yaml:2: not YAML"),
-        ("a: !!int x", "s.yaml:1: a: 'x' is no int"),
+        ("a: !!int x", "s.yaml:1: a: 'x' is not a valid int"),
         (GOOD + "format: 2\n", "s.yaml:15: format 2: this gemctl reads format 1"),
     ],
 )
