@@ -1,19 +1,19 @@
-"""Attention among a row's events, [N, width] → [N, width], one spec a layer.
+"""Attention among a row's events, [N, width] → [N, width], one spec per layer.
 
     softmax     q, k, v = heads of LN(S) W;  O_i = Σ_j softmax_j(q_i·k_j / √d_h) v_j over what i sees;  O W_o
     SiLU (HSTU) U, V, Q, K = silu(LN(S) W);  O_i = Σ_{j ≤ i} silu(q_i·k_j / √d_h) v_j / length_scale;  (LN(O) ⊙ U) W_o
 
-An event sees its whole history, what is within ±window, what is not later (causal), or its block of 64 events from the
-history's start. Options, in this order, head by head:
+An event attends to its whole history, to ±window events, to no later event (causal), or to its block of 64 events
+counted from the start of the history. Options, in this order, head by head:
 
-    qk_norm     q ← q / √(mean(q²) + ε), k alike: no score is beyond √d_h
+    qk_norm     q ← q / √(mean(q²) + ε), k alike: scores are at most √d_h
     rope        pair (2i, 2i+1) of q and k is rotated by θ_i · place,  θ_i = 10000^(−2i/d_h)
     rote        … by θ_i · (place + log(1 + age/scale))                         (Kunlun, arXiv 2602.10016)
 
-Places count from the newest event, 0, so that they grow with age; scores depend on differences alone. CLS tokens
-stand beyond the oldest event, with age 0. In block attention `rope` rotates q, k and v by θ_i · position from the
+Places count from the newest event, 0, so they grow with age; scores depend on differences only. CLS tokens come before
+the oldest event, with age 0. In block attention `rope` rotates q, k and v by θ_i · position from the
 oldest event on, inside the kernel, as GEM's does. W_o starts at zero where the result is added to S.
-HSTU's relative attention bias is not part of it: rope and rote take its place.
+rope and rote replace HSTU's relative attention bias.
 """
 
 import torch
@@ -52,12 +52,12 @@ class SelfAttention(nn.Module):
         return q, k, v
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, events: Events) -> Tensor:
-        """What the events see: q, k, v and the result are [N, H, d_h]."""
+        """Attention of queries, keys and values [N, H, d_h] → [N, H, d_h]."""
         raise NotImplementedError
 
 
 class JaggedAttention(SelfAttention):
-    """Over a row's whole history, a window of it, or what is not later."""
+    """Over a row's whole history, a window of it, or no later events."""
 
     spec: JaggedAttentionSpec
 
@@ -102,7 +102,7 @@ class SiluAttention(nn.Module):
 
 
 def rotated(q: Tensor, k: Tensor, events: Events, position: str, rote_scale: float) -> tuple[Tensor, Tensor]:
-    """q and k [N, H, d_h] rotated by place, or by place and age; as they are for "none"."""
+    """q and k [N, H, d_h] rotated by place, or by place and age; unchanged for "none"."""
     if position == "none":
         return q, k
     time = events.place.to(_exact(q))
@@ -125,5 +125,5 @@ def _frequencies(width: int, like: Tensor) -> Tensor:
 
 
 def _exact(values: Tensor) -> torch.dtype:
-    """The type of angles: float32 holds every place up to 2²⁴, bfloat16 does not."""
+    """The dtype of angles: float32 represents every place up to 2²⁴, bfloat16 does not."""
     return torch.float64 if values.dtype == torch.float64 else torch.float32

@@ -1,11 +1,11 @@
-"""Embedding tables, and the way from a jagged batch to what the dense part reads.
+"""Embedding tables, and the lookups from a jagged batch to what the dense part reads.
 
     lookup:  pooled, sequence = kjt_inputs(batch, spec, padded_rows)
              embedded = gather(batch, spec, tables.pooled(pooled), tables.sequence(sequence))
 
-A table that some event sequence uses is looked up unpooled (`EmbeddingCollection`), every other one pooled
-(`EmbeddingBagCollection`), so that one table never lies in both. The two halves are functions and not a forward, as
-the tables may be sharded, updated inside backward, and looked up once for several micro-batches of the dense part.
+A table that an event sequence uses is looked up unpooled (`EmbeddingCollection`), every other one pooled
+(`EmbeddingBagCollection`), so no table is in both. The two halves are functions instead of a forward, because the
+tables may be sharded, updated inside backward, and looked up once for several micro-batches of the dense part.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ from gemctl.specs.data import FeatureSpec
 
 
 class Tables(nn.Module):
-    """One table of width `dim` per `TableSpec`; `pooled` and `sequence` are None where no table is of that kind."""
+    """One table of width `dim` per `TableSpec`; `pooled` and `sequence` are None if no table is of that kind."""
 
     def __init__(self, spec: FeatureSpec, dim: int) -> None:
         super().__init__()
@@ -61,11 +61,11 @@ class Embedded:
     events: dict[str, Tensor]
 
     def tensors(self) -> list[Tensor]:
-        """All embeddings, in a fixed order."""
+        """All embeddings in a fixed order."""
         return [*self.categorical.values(), *self.events.values()]
 
     def detached(self) -> "Embedded":
-        """Leaves with the same values that collect gradients: the border at which micro-batches add up."""
+        """Leaves with the same values, which accumulate the gradients of micro-batches."""
         return Embedded(
             {name: rows.detach().requires_grad_() for name, rows in self.categorical.items()},
             {name: rows.detach().requires_grad_() for name, rows in self.events.items()},
@@ -116,7 +116,7 @@ def gather(
     for feature in spec.categorical:
         if feature.table not in unpooled:
             categorical[feature.name] = pooled[feature.name][:rows]  # type: ignore[index]
-        else:  # one id a row, so one embedding (the spec keeps multi-valued features off these tables)
+        else:  # one id per row, so one embedding (specs do not allow multi-valued features here)
             categorical[feature.name] = sequence[feature.name].values()  # type: ignore[index]
     names = [f"{s.name}.{feature.name}" for s in spec.sequences for feature in s.ids]
     return Embedded(categorical, {name: sequence[name].values() for name in names})  # type: ignore[index]

@@ -1,11 +1,11 @@
-"""Event histories on their way through the layers: jagged values with their places and ages, CLS tokens, MaskNet.
+"""Event histories in the layers: jagged values with their places and ages, CLS tokens, MaskNet.
 
-    CLS        S_b = [X_sum,1 … X_sum,c, s_1 … s_L]: the row's X_sum tokens stand before its oldest event
+    CLS        S_b = [X_sum,1 … X_sum,c, s_1 … s_L]: the row's X_sum tokens precede its oldest event
     MaskNet    s_j = MLP(z_j ⊙ MLP_mask(z_j)),  z_j = [S¹_j ‖ S²_j ‖ …]       (InterFormer, arXiv 2411.09852)
 
-Merged histories meet at equal place counted from the newest event; where one is shorter its part of z_j is zero, so
-the merged history is as long as the row's longest one. A merged event is as old as the youngest event in it. The
-outer MLP ends with the paper's linear compression to one width.
+Merged histories are aligned at the newest event; where one is shorter, its part of z_j is zero, so the merged history
+is as long as the row's longest one. A merged event is as old as its youngest event. The outer MLP ends with the paper's
+linear compression to one width.
 """
 
 from collections.abc import Mapping
@@ -38,8 +38,8 @@ class Events:
         return Events(values, self.offsets, self.place, self.ages, self.max_length, self.cls)
 
 
-# FSDP2 finds the tensors of a unit's inputs and outputs by PyTorch's pytrees: on them hang its gather before the unit's
-# backward and the reduction after it. Unregistered, a history would hide its values from both.
+# FSDP2 finds the tensors of a unit's inputs and outputs by PyTorch's pytrees and hooks its gather before the unit's
+# backward and the reduction after it onto them. An unregistered class would hide its values from both.
 register_pytree_node(
     Events,
     lambda events: ([events.values, events.offsets, events.place, events.ages], (events.max_length, events.cls)),
@@ -48,7 +48,7 @@ register_pytree_node(
 
 
 def places(offsets: Tensor, events: int) -> Tensor:
-    """int64 [events]: each event's place in its history, counted back from the newest, 0."""
+    """int64 [events]: each event's place in its history, counted back from the newest event, 0."""
     ends = torch.repeat_interleave(offsets[1:], offsets.diff(), output_size=events)
     return ends - 1 - torch.arange(events, device=offsets.device)
 

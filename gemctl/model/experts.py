@@ -1,16 +1,16 @@
-"""A mixture of Wukong experts (Kunlun, arXiv 2602.10016): tokens are split, each expert interacts with its own part.
+"""A mixture of Wukong experts (Kunlun, arXiv 2602.10016): tokens are split, each expert crosses its own part.
 
     X_e = the w = ⌈n/E⌉ tokens e·w, e·w + 1, … modulo n          for expert e = 0 … E−1
     Y_e = LN( concat(FMB_e(X_e), LCB_e(X_e)) + R_e X_e )         a Wukong layer (gemctl/model/interaction.py) of its own
     Y   = Σ_e M_e Y_e                                            M_e [tokens, fm_tokens + lc_tokens] merges them
 
-The block around it adds the shortcut and the norm. Any number of tokens is legal: where E does not divide n the last
-experts start over at the first tokens, so there is no padding and no weight that never sees data. R_e is left out
-(the identity) where w = fm_tokens + lc_tokens.
+The block around it adds the shortcut and the norm. Any number of tokens is legal: if E does not divide n, the last
+experts wrap around to the first tokens, so there is no padding and no weight without data. R_e is the identity if
+w = fm_tokens + lc_tokens.
 
-Every parameter is stacked, expert on dim 0, so that a full state is the same however the experts are spread. Under
-expert parallelism a rank holds some experts (dim 0 of its local weights) and nothing is routed: `exchange` gathers the
-group's rows, the held experts add up their part of the output for all of them, and the sum is scattered back.
+Every parameter stacks the experts along dim 0, so a full state does not depend on how they are spread. Under expert
+parallelism a rank holds some experts (dim 0 of its local weights) and nothing is routed: `exchange` gathers the group's
+rows, the local experts compute their part of the output for all of them, and a reduce-scatter sums the parts.
 """
 
 from itertools import pairwise
@@ -27,13 +27,13 @@ from gemctl.specs.interaction import WukongExpertsSpec
 
 
 class Exchange(Protocol):
-    """Moves rows between the ranks of an expert group; both ways are differentiable."""
+    """Moves rows between the ranks of an expert group; both directions are differentiable."""
 
     first: int
     """The first expert that this rank holds."""
 
     def prefetch(self, x: Tensor) -> None:
-        """Starts the gather of the leading tokens of what `gather` will be asked for next."""
+        """Starts the all-gather of the leading tokens of the next `gather`'s input."""
 
     def gather(self, x: Tensor) -> Tensor:
         """[B, n, D] of this rank → [ΣB, n, D] of its group."""
@@ -43,12 +43,12 @@ class Exchange(Protocol):
 
 
 def local(weight: Tensor) -> Tensor:
-    """What this rank holds of a stacked weight: experts first … first + dim 0 − 1."""
+    """This rank's part of a stacked weight: experts first … first + dim 0 − 1."""
     return weight.to_local() if isinstance(weight, DTensor) else weight
 
 
 class StackedLinear(nn.Module):
-    """One linear map for each expert: [E, N, inputs] → [E, N, outputs]."""
+    """One linear map per expert: [E, N, inputs] → [E, N, outputs]."""
 
     def __init__(self, experts: int, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class WukongExperts(nn.Module):
         return self.exchange.reduce_scatter(self._part_of_output(gathered, self.exchange.first))
 
     def _part_of_output(self, x_BND: Tensor, first: int) -> Tensor:
-        """Σ M_e Y_e over the experts that are held here, [B, tokens, D]."""
+        """Σ M_e Y_e over this rank's experts, [B, tokens, D]."""
         merge = local(self.merge)
         held, rows, dim = len(merge), x_BND.shape[0], x_BND.shape[2]
         index = torch.arange(first * self.part, (first + held) * self.part, device=x_BND.device) % self.inputs

@@ -9,10 +9,10 @@
         X ← interaction([X ‖ H …]), or of [X_sum ‖ H …] interaction.py
     logits of each task ← MLP(flatten(X)) at the row's domain
 
-InterFormer's alternation (arXiv 2411.09852); Kunlun, HSTU and GEM are choices of its blocks. A layer's summary is taken
-of the events that the layer has updated, so that the last sequence block counts; a block that no summary reads is left
+This is InterFormer's alternation (arXiv 2411.09852); Kunlun, HSTU and GEM are choices of its blocks. A layer's summary
+reads the events that the layer has updated, so the last sequence block counts; a block that no summary reads is left
 out (gemctl/specs/layout.py). Built under `with torch.device("meta")` the model holds no memory;
-`gemctl.model.init.init_rules` says what each parameter starts from.
+`gemctl.model.init.init_rules` has the initial value of each parameter.
 """
 
 import torch
@@ -69,8 +69,8 @@ class Layer(nn.Module):
     def forward(
         self, x: Tensor, histories: dict[str, Events], summaries: dict[str, Tensor]
     ) -> tuple[Tensor, dict[str, Events], dict[str, Tensor]]:
-        """X, the histories and the newest summary of each; the same three, updated."""
-        x_sum: Tensor = x if self.x_sum is None else self.x_sum(x)  # without x_sum nothing reads it
+        """Updates X, the histories and the newest summary of each."""
+        x_sum: Tensor = x if self.x_sum is None else self.x_sum(x)  # then nothing reads it
         leading = x_sum if self.reads_x_sum else x
         self.interaction.prefetch(leading)
         updated: dict[str, Events] = {}
@@ -97,7 +97,7 @@ class TaskHeads(nn.Module):
 
 
 class DenseModel(nn.Module):
-    """Everything but the tables. `forward` is float32 logits [B, T]; B = 0 and empty histories are legal."""
+    """Everything but the tables. `forward` returns logits float32 [B, T]; B = 0 and empty histories are legal."""
 
     def __init__(self, model: ModelConfig, spec: FeatureSpec) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ class DenseModel(nn.Module):
 
 
 class GemModel(nn.Module):
-    """`tables` and `dense`; the caller joins them (`gemctl.model.embeddings`), as tables are looked up once a step."""
+    """`tables` and `dense`; the caller connects them (`gemctl.model.embeddings`): one lookup per step."""
 
     def __init__(self, model: ModelConfig, spec: FeatureSpec) -> None:
         super().__init__()

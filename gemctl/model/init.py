@@ -1,6 +1,6 @@
-"""The initial value of every parameter as a rule, so that a rank can fill just its own slice.
+"""The initial value of every parameter as a rule, so that a rank can fill only its own slice.
 
-A parameter's rule depends on its shape and role alone. `gemctl.parallel` draws the numbers from (seed, name, global
+A parameter's rule depends only on its shape and role. `gemctl.parallel` draws the numbers from (seed, name, global
 index), which makes the full initial state the same for every world and sharding.
 """
 
@@ -21,8 +21,8 @@ class InitRule:
 def init_rules(model: nn.Module) -> dict[str, InitRule]:
     """The rule of every parameter of `model`, by its name in `model.named_parameters()`.
 
-    Linear weights are uniform with variance 1/(3·inputs), biases are zero. A module with parameters of other kinds
-    says so itself: `init_rules()` returns the rules of its own parameters.
+    Linear weights are uniform with variance 1/(3·inputs), biases are zero. A module with other
+    parameters has a method `init_rules()`, which returns the rules of its own parameters.
     """
     rules: dict[str, InitRule] = {}
     for prefix, module in model.named_modules():

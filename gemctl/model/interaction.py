@@ -10,7 +10,7 @@
                                                                                DCN-V2, arXiv 2008.13535
 
 R maps tokens linearly, [outputs, n], and is the identity where n = outputs. InterFormer's MLP(Interact(X)) is dot,
-dcnv2 or dhen here. As members of a dhen block, mlp, dot, dcnv2 and token_mixer come without their norm.
+dcnv2 or dhen here. Members of a dhen block have no norms of their own.
 """
 
 import torch
@@ -34,7 +34,7 @@ class InteractionBlock(nn.Module):
         self.residual = TokenLinear(inputs, spec.tokens) if spec.shortcut and inputs != spec.tokens else None
 
     def prefetch(self, x_BND: Tensor) -> None:
-        """Tells experts that are spread over ranks the leading tokens of the next `forward`, as soon as they exist."""
+        """Gives experts that are spread over ranks the leading tokens of the next `forward` as soon as they exist."""
         for member in self.members:
             if (exchange := getattr(member, "exchange", None)) is not None:
                 exchange.prefetch(x_BND)

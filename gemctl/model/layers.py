@@ -1,6 +1,6 @@
-"""Pieces that every block shares. Norms have no parameters: an affine one after them would only repeat the next matrix.
+"""Pieces that every block shares. Norms have no parameters: the next matrix makes an affine map redundant.
 
-No linear layer has a bias that a norm or a softmax behind it would cancel: its gradient would be rounding noise, which
+No linear layer has a bias that a norm or a softmax after it would cancel: its gradient would be rounding noise, which
 AdamW turns into full steps.
 """
 
@@ -48,7 +48,7 @@ def make_gate(kind: str, dim: int) -> Gate | None:
 
 
 class ZeroLinear(nn.Linear):
-    """Ends a residual branch. It starts at zero, so that every block starts as the identity and grows from there."""
+    """The end of a residual branch. It starts at zero, so that every block starts as the identity."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs, bias=False)
@@ -58,7 +58,7 @@ class ZeroLinear(nn.Linear):
 
 
 class TokenLinear(nn.Module):
-    """Mixes tokens: [B, inputs, d] → [B, outputs, d], the same weights for every one of the d columns."""
+    """Mixes tokens: [B, inputs, d] → [B, outputs, d], with the same weights for all d columns."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()

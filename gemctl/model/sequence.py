@@ -5,11 +5,10 @@
     HSTU (arXiv 2402.17152)          S ← S + SiLU attention(S)                 (it reads no X_sum)
 
 x = flatten(X_sum), or W_C x with `generator_rank`; K(x) = W_K x + b_K and V(x) = W_V x make `hidden` keys and values
-per row. GDPA is act(q·kᵀ/√d_h) V/√hidden head by head, the two-layer network act(S W₁(x)) W₂(x) whose weights belong to
-the row.
-f(x) is its linear form: one head, act the identity, so f(x) = V(x)ᵀ K(x) / √(width · ffn_rank), any matrix of that
-rank. X_sum has the candidate among its tokens: here the candidate meets each event. MHA norms its input itself
-(attention.py). With CompSkip the layers of one parity have no MHA.
+per row. GDPA is act(q·kᵀ/√d_h) V/√hidden head by head: the two-layer network act(S W₁(x)) W₂(x) with weights of the
+row's own. f(x) is linear: one head, act the identity, so f(x) = V(x)ᵀ K(x) / √(width · ffn_rank), any matrix of that
+rank. X_sum contains the candidate, so here the candidate meets each event. MHA normalises its input itself
+(attention.py). With CompSkip, layers of one parity have no MHA.
 """
 
 from torch import Tensor, nn
@@ -26,7 +25,7 @@ from gemctl.specs.sequence import HstuSpec, InterFormerSpec, KunlunSpec
 class PersonalisedFFN(nn.Module):
     """GDPA of events [N, width] with `hidden` keys and values per row, made from X_sum [B, tokens, dim].
 
-    `rank`: of the map from X_sum to each; None: any.
+    `rank`: of the maps from X_sum; None: full.
     """
 
     def __init__(

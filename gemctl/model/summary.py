@@ -1,15 +1,15 @@
-"""Summaries of a history S [N, width]: a few tokens [B, t, dim] that the interaction blocks read beside the others.
+"""Summaries of a history S [N, width]: a few tokens [B, t, dim] that the interaction blocks read.
 
-    pma      P = softmax(E K(LN(S))ᵀ/√d_h) S, head by head       one seed a token (InterFormer, arXiv 2411.09852)
+    pma      P = softmax(E K(LN(S))ᵀ/√d_h) S, head by head       one seed per token (InterFormer, arXiv 2411.09852)
     hsp      Y = Σ_r Z_r P W_r,  P as in pma with seeds LN(E)     Kunlun's SumKronLinear, arXiv 2602.10016:
                                                                  Z_r [tokens, seeds], W_r [width, width]
     last_k   the newest k events, newest first; zero where a history is shorter
-    cls      the CLS tokens that stand before the oldest event (InterFormer)
-    all      H = LN( [part_1 ‖ part_2 ‖ …] A ),  A [width, dim] only where the history has a width of its own
+    cls      the CLS tokens before the oldest event (InterFormer)
+    all      H = LN( [part_1 ‖ part_2 ‖ …] A ),  A [width, dim] only if the history has its own width
     gated    H ← σ(H ⊙ MLP(H)) (literal) or H ⊙ σ(MLP(H)) (scaled)
 
-Values are the events as they are: a summary is a mean of events in the candidate's space. A row without events has
-zeros, but for a gate's and CLS tokens' share.
+Values are the events themselves: a summary is a mean of events in the candidate's space. For a row without events it
+is zero, except for gates and CLS tokens.
 """
 
 import torch
@@ -79,7 +79,7 @@ class LastEvents(nn.Module):
 
 
 class ClsTokens(nn.Module):
-    """What the CLS tokens have become: [N, width] → [B, cls, width]."""
+    """The updated CLS tokens: [N, width] → [B, cls, width]."""
 
     def __init__(self, spec: ClsSpec, width: int, heads: int) -> None:
         super().__init__()

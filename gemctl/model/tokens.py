@@ -3,8 +3,8 @@
     X = LN( [categorical embeddings ‖ MLP(dense) ‖ domain's token] )           one token each
     S = Σ id embeddings + W [floats ‖ log(1 + age/scale)/4 by scale ‖ log(1 + place)/2 ‖ e^(−place/τ) by τ] + b
 
-τ = 1, 3, 9, 27; the newest event has place 0; the MLP has one hidden layer of width dim. From the second layer on X is
-what the interaction block before made.
+τ = 1, 3, 9, 27; the newest event has place 0; the MLP has one hidden layer of width dim. From the second layer on, X is
+the output of the previous interaction block.
 """
 
 import torch
@@ -23,7 +23,7 @@ from gemctl.specs.model import PLACE_SCALES, ModelConfig
 class NonSequenceTokens(nn.Module):
     """One token per categorical feature, one for all dense features, one for the domain, normalised: [B, n, dim].
 
-    Normalised tokens of all kinds have one length, so no kind drowns the others' products in the interaction block.
+    Normalised tokens of all kinds have the same length, so no kind dominates the products in the interaction block.
     """
 
     def __init__(self, spec: FeatureSpec, dim: int) -> None:
@@ -41,7 +41,7 @@ class NonSequenceTokens(nn.Module):
 
 
 class DomainToken(nn.Module):
-    """A learned token for each domain: [B] → [B, dim]."""
+    """A learned token per domain: [B] → [B, dim]."""
 
     def __init__(self, domains: int, dim: int) -> None:
         super().__init__()
@@ -57,8 +57,8 @@ class DomainToken(nn.Module):
 class EventEncoder(nn.Module):
     """The sum of an event's id embeddings, and a linear map of its floats, age and place in the history.
 
-    Summed embeddings (as in ULTRA-HSTU, arXiv 2602.16986) keep the space of the candidate's tokens, so that the match
-    of a candidate with an event is a product from the first step on.
+    Summed embeddings (as in ULTRA-HSTU, arXiv 2602.16986) stay in the space of the candidate's tokens, so that the
+    match of a candidate with an event is a product from the first step on.
     """
 
     def __init__(self, model: ModelConfig, spec: SequenceSpec) -> None:

@@ -1,4 +1,4 @@
-"""A model on the ranks: built on the meta device, sharded as planned, its values set by (seed, name, global index)."""
+"""A model on the ranks: built on the meta device, sharded as planned, initialised by (seed, name, global index)."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from gemctl.specs.data import FeatureSpec
 
 @dataclass
 class ShardedModel:
-    """One rank's part of a model. `padded_rows`: rows that each lookup pads to (see `ShardedTables`)."""
+    """One rank's part of a model."""
 
     dense: DenseModel
     tables: ShardedTables
@@ -36,18 +36,18 @@ class ShardedModel:
     traffic: TrafficCounter
 
     def initialise(self, seed: int) -> None:
-        """Sets every value; the full state is the same for every world and sharding."""
+        """Sets all values; the full state is the same for every world and sharding."""
         initialise_dense(self.dense, self.rules, seed)
         self.tables.initialise(self.rules, seed)
 
     def state(self) -> dict[str, Tensor]:
-        """Parameters of both parts and the tables' optimizer state, by the unsharded model's names."""
+        """Parameters of both parts and the tables' optimizer state, by their names in the unsharded model."""
         dense = {f"dense.{name}": parameter.detach() for name, parameter in self.dense.named_parameters()}
         return dense | self.tables.state()
 
     def logits(self, batch: Batch, embedded: Embedded, rows: Callable[[int], int] | None = None) -> Tensor:
-        """Logits float32 [B, T] of the dense part. `rows`: the rows of `batch` on each rank where they are known; else
-        the ranks of an expert group tell each other. Collective.
+        """Logits float32 [B, T] of the dense part. `rows`: the rows of `batch` on each rank, if known; else the
+        ranks of an expert group exchange them. Collective.
         """
         if self.experts is not None and rows is not None:
             self.experts.expect([rows(rank) for rank in self.experts.ranks])
@@ -57,14 +57,14 @@ class ShardedModel:
         return logits
 
     def predict(self, batch: Batch, padded_rows: int) -> Tensor:
-        """Logits float32 [B, T] without a graph. Collective."""
+        """Logits float32 [B, T] without a graph; lookups pad to `padded_rows` (see `ShardedTables`). Collective."""
         with torch.no_grad():
             return self.logits(batch, self.tables(batch, padded_rows).leaves)
 
 
 def assemble(config: Config, spec: FeatureSpec, topology: Topology, device: torch.device) -> ShardedModel:
-    """Builds and shards the model over the default process group, as `topology` and the plan of its tables say; its
-    values are not set yet. Collective.
+    """Builds the model and shards it over the default process group, by `topology` and the plan of its tables, without
+    setting its values. Collective.
     """
     with torch.device("meta"):
         model = GemModel(config.model, spec)

@@ -28,10 +28,10 @@ def shard_dense(
     device: torch.device,
     recompute: Literal["none", "layers"] = "none",
 ) -> tuple[DeviceMesh, EpGroup | None]:
-    """Shards `dense` (on the meta device) in place and gives it storage; its values are not set yet. Collective.
+    """Shards `dense` (on the meta device) in place and allocates its storage, without setting values. Collective.
 
-    Returns its mesh, and the group of its experts where ep > 1. Blocks of ≥ `UNIT_PARAMETERS` are gathered alone, and
-    with ep > 1 modules of experts are (`gemctl.parallel.experts`). A unit's gather starts with the unit before it.
+    Returns its mesh, and the group of its experts if ep > 1. Blocks of ≥ `UNIT_PARAMETERS` are units of their own, and
+    with ep > 1 so are modules of experts (`gemctl.parallel.experts`). A unit is prefetched during the one before.
     """
     policy = MixedPrecisionPolicy()
     if precision.dense == "bf16":
@@ -60,29 +60,29 @@ def shard_dense(
     sharded = [module for module in dense.modules() if isinstance(module, FSDPModule)]
     inner = {module for block in again for module in block.modules() if module is not block}
     for unit, following in pairwise(sharded):
-        if unit not in inner:  # it would prefetch in backward too, when it runs again
+        if unit not in inner:  # it would prefetch in backward too, when it is recomputed
             unit.set_modules_to_forward_prefetch([following])
     dense.to_empty(device=device)
     return mesh, group
 
 
 def recompute_in_backward(block: nn.Module) -> None:
-    """From now on `block` keeps its inputs alone, and its backward runs its forward again, collectives too.
+    """Makes `block` keep only its inputs; its backward runs the forward again, collectives included.
 
-    Its hooks stay outside, so FSDP2 gathers its weights once for both. Nothing in a model draws random numbers.
+    Hooks stay outside, so FSDP2 gathers the weights once for both. Models draw no random numbers.
     """
     block.forward = partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False)
 
 
 def _mesh(topology: Topology, device: torch.device) -> DeviceMesh:
-    """dp_replicate × dp_shard without a replicate axis of degree 1; FSDP2 needs dp_shard all the same."""
+    """dp_replicate × dp_shard without a replicate axis of degree 1; FSDP2 needs dp_shard at any degree."""
     degrees = {Axis.DP_REPLICATE.value: topology.dp_replicate, Axis.DP_SHARD.value: topology.dp_shard}
     axes = {axis: degree for axis, degree in degrees.items() if degree > 1 or axis == Axis.DP_SHARD.value}
     return init_device_mesh(device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
 
 
 def initialise_dense(dense: nn.Module, rules: Mapping[str, InitRule], seed: int) -> None:
-    """Fills this rank's shards as a function of (seed, name, global index). Names are those of the whole model."""
+    """Fills this rank's shards as a function of (seed, name, global index). Rules are named as in the whole model."""
     for name, parameter in dense.named_parameters():
         full_name = f"dense.{name}"
         for part in local_slices(parameter):
@@ -92,13 +92,13 @@ def initialise_dense(dense: nn.Module, rules: Mapping[str, InitRule], seed: int)
 def local_slices(value: Tensor) -> list[Slice]:
     """This rank's part of an FSDP2 parameter as slices that are contiguous in the full tensor.
 
-    That is one, rows of dim 0, or one for each expert where FSDP2 cuts dim 1 of stacked ones.
+    One slice of rows, or one per expert where FSDP2 cuts dim 1 of stacked experts.
     """
     assert isinstance(value, DTensor)
     local = value.to_local()
     if local.numel() == 0:
         return []
-    (box,) = value.__create_chunk_list__()  # DCP's protocol: where the part lies
+    (box,) = value.__create_chunk_list__()  # DCP's protocol: the part's offsets
     first, *others = box.offsets
     if local.shape[1:] == value.shape[1:]:
         return [Slice(local, first)]
@@ -106,9 +106,9 @@ def local_slices(value: Tensor) -> list[Slice]:
 
 
 def gradient_norm(dense: nn.Module, group: dist.ProcessGroup, replicas: int, others_finite: bool) -> float:
-    """Global L2 norm of the dense gradients, experts' too, the same on every rank; NaN or inf also where one rank's
-    `others_finite` is false (the gradients of the tables' outputs, which must not enter the tables). Collective over
-    the world. `replicas`: ranks that hold each gradient shard, whatever mesh it lies on.
+    """Global L2 norm of the dense gradients, experts' too, the same on every rank; NaN also if `others_finite`
+    is false on any rank (the gradients of the tables' outputs, which must not enter the tables). Collective over
+    the world. `replicas`: ranks that hold each gradient shard, on either mesh.
     """
     gradients = _local_gradients(dense)
     squares = torch.zeros((), dtype=torch.float64, device=next(dense.parameters()).device)

@@ -5,9 +5,9 @@
     scatter_json(values, group)         # on rank r the value that rank 0 has at values[r]
     broadcast_json(value, group)        # rank 0's value
 
-torch's collectives for objects unpickle what they receive, so whoever gets between two ranks would run code in them.
-Here bytes travel as a tensor, padded with spaces to the longest. All are collective; with NCCL they use the current
-GPU. Tuples arrive as lists, keys of objects as text. GemctlError if what a rank sent is no JSON.
+torch's object collectives unpickle what they receive, so anyone between two ranks could run code in them. Here bytes
+travel as a tensor, padded with spaces to the longest. All functions are collective; with NCCL they use the current GPU.
+Tuples arrive as lists, keys of objects as text. They raise GemctlError if what a rank sent is not JSON.
 """
 
 import json
@@ -80,7 +80,7 @@ def _parsed(part: Tensor, rank: int) -> Any:
     try:
         return json.loads(part.cpu().numpy().tobytes())
     except (ValueError, RecursionError) as error:
-        raise GemctlError(f"what rank {rank} sent is no JSON: {error}") from None
+        raise GemctlError(f"what rank {rank} sent is not JSON: {error}") from None
 
 
 def _device(group: Group) -> torch.device:

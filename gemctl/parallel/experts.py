@@ -28,7 +28,7 @@ from gemctl.plan.dense import cut_dim
 
 @dataclass
 class _Gathered:
-    """An all-gather under way: `padded` [ep, most, …] is valid after `wait`."""
+    """A running all-gather: `padded` [ep, most, …] is valid after `wait`."""
 
     padded: Tensor
     work: dist.Work | None
@@ -45,12 +45,12 @@ class _Gathered:
 class EpGroup:
     """The collectives of one rank over its `ep` group, for batches whose row counts may differ from rank to rank.
 
-    Rows are padded to the group's maximum inside the collectives alone. Tell it the counts before each forward:
-    `expect` where they are known, `count` where they must be exchanged.
+    Rows are padded to the group's maximum inside the collectives only. Set the counts before each forward: by `expect`
+    if they are known, else by `count`, which exchanges them.
     """
 
     def __init__(self, mesh: DeviceMesh) -> None:
-        """`mesh`: with an axis `ep`."""
+        """`mesh` has an axis `ep`."""
         self.mesh = mesh
         self.group = mesh.get_group(Axis.EP.value)
         self.rank, self.ep = dist.get_rank(self.group), dist.get_world_size(self.group)
@@ -58,17 +58,17 @@ class EpGroup:
         self.rows: Sequence[int] = ()
 
     def expect(self, rows: Sequence[int]) -> None:
-        """The next forward's row counts, by rank of the group."""
+        """Sets the next forward's row counts, by rank of the group."""
         self.rows = rows
 
     def count(self, own: int) -> None:
-        """Learns the next forward's row counts from the group. Collective."""
+        """Exchanges the next forward's row counts over the group. Collective."""
         counts = torch.empty(self.ep, dtype=torch.int64, device=_device(self.group))
         getattr(dist, ALL_GATHER)(counts, counts.new_tensor([own]), group=self.group)
         self.expect(counts.tolist())
 
     def start(self, x: Tensor, rows: Sequence[int]) -> _Gathered:
-        """Starts the gather of [B, …]. Collective."""
+        """Starts the all-gather of [B, …]. Collective."""
         if len(x) != rows[self.rank]:
             raise RuntimeError(f"rank {self.rank} of an ep group holds {len(x)} rows, but {rows} were expected")
         most = max(rows)
@@ -100,16 +100,16 @@ class EpGroup:
 
 
 class EpExchange:
-    """What one module of experts sees of its ep group (`gemctl.model.experts.Exchange`)."""
+    """The ep group as one module of experts uses it (`gemctl.model.experts.Exchange`)."""
 
     def __init__(self, group: EpGroup, experts: int, dtype: torch.dtype | None) -> None:
-        """`experts`: of the whole module; each rank of the group holds experts / ep. `dtype`: what it computes in."""
+        """`experts`: of the whole module; each rank of the group holds experts / ep. `dtype`: its compute format."""
         self.group, self.dtype = group, dtype
         self.first = group.rank * (experts // group.ep)
         self._early: tuple[int, _Gathered] | None = None
 
     def prefetch(self, x_BND: Tensor) -> None:
-        """Starts the gather of the leading tokens of what the next `gather` gathers. Collective."""
+        """Starts the all-gather of the leading tokens of the next `gather`'s input. Collective."""
         x_BND = x_BND.to(self.dtype or x_BND.dtype)
         self._early = x_BND.shape[1], self.group.start(x_BND, self.group.rows)
 
@@ -174,10 +174,10 @@ def expert_modules(dense: nn.Module) -> list[nn.Module]:
 def shard_experts(
     modules: Sequence[nn.Module], topology: Topology, policy: MixedPrecisionPolicy, device: torch.device
 ) -> EpGroup:
-    """Spreads stacked parameters (on the meta device) over `ep`, shards the rest, and gives the modules their exchange.
+    """Spreads stacked parameters (on the meta device) over `ep`, shards the rest, and sets the modules' exchange.
 
-    Collective. Every module becomes an FSDP2 unit. Its gradients are sums over the ep group's rows already, so they
-    are divided by the world, not by the ranks that reduce them.
+    Collective. Every module becomes an FSDP2 unit. Its gradients are already sums over the ep group's rows, so they
+    are divided by the world size, not by the number of ranks that reduce them.
     """
     mesh = _expert_mesh(topology, device)
     names = mesh.mesh_dim_names or ()
@@ -193,20 +193,20 @@ def shard_experts(
         assert isinstance(module, FSDPModule)
         module.set_gradient_divide_factor(float(topology.world_size))
         if device.type == "cpu" and topology.expert_shard > 1:
-            # gloo has no scaled sum. (With one shard FSDP2 reduces nothing there, and this would divide twice.)
+            # gloo has no scaled sum. (With one shard FSDP2 reduces nothing, and this would divide twice.)
             module.set_force_sum_reduction_for_comms(True)
         module.exchange = EpExchange(group, experts, policy.param_dtype)  # type: ignore[assignment]
     return group
 
 
 def placement(stacked: Tensor, topology: Topology) -> Shard:
-    """The dimension of a stacked parameter that FSDP2 cuts."""
+    """The dimension of a stacked parameter that FSDP2 shards."""
     local = stacked.to_local() if isinstance(stacked, DTensor) else stacked
     return Shard(cut_dim(tuple(local.shape), topology.expert_shard))
 
 
 def _expert_mesh(topology: Topology, device: torch.device) -> DeviceMesh:
-    """dp_replicate × expert_shard × ep, without axes of degree 1; FSDP2 needs expert_shard all the same."""
+    """dp_replicate × expert_shard × ep, without axes of degree 1; FSDP2 needs expert_shard at any degree."""
     degrees = {Axis.DP_REPLICATE.value: topology.dp_replicate, EXPERT_SHARD: topology.expert_shard}
     axes = {name: degree for name, degree in degrees.items() if degree > 1 or name == EXPERT_SHARD}
     axes[Axis.EP.value] = topology.ep

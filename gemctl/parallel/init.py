@@ -1,9 +1,9 @@
-"""Initial values as a function of (seed, parameter name, global index), so that a rank makes just its own slice.
+"""Initial values as a function of (seed, parameter name, global index), so that a rank computes only its own slice.
 
-Plain meta-device init under FSDP2 gives every shard the same numbers. Here element i of a parameter is a
-counter-based draw (SplitMix64 of key(seed, name) + i, Steele et al., OOPSLA 2014): the full state after init is the
-same bit for bit for every world and sharding. Only integer operations and one rounded product are used, as vectorised
-logarithms differ in the last bit with an element's place in memory.
+Meta-device init under FSDP2 would give every shard the same numbers. Here element i of a parameter is a counter-based
+draw (SplitMix64 of key(seed, name) + i, Steele et al., OOPSLA 2014): the full state after init is the
+same bit for bit for every world and sharding. Only integer operations and one rounded product are used, because the
+last bit of vectorised logarithms depends on an element's position in memory.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
 
 @dataclass(frozen=True)
 class Slice:
-    """Rows `first_row` … of the full tensor: what one rank holds of a parameter sharded along dim 0."""
+    """Rows `first_row` … of a full tensor: one rank's part of a parameter sharded along dim 0."""
 
     tensor: Tensor
     first_row: int

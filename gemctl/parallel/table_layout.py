@@ -3,7 +3,7 @@
     layout = TableLayout.make(topology, placements, device)
     sharded = layout.shard(tables.pooled, EmbeddingBagCollectionSharder(fused_params=fused))
 
-Only here are ranks of a table group turned into ranks of the world, and TorchRec's ways around.
+The only place that maps ranks of a table group to ranks of the world and works around TorchRec's peculiarities.
 """
 
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ from gemctl.plan.tables import TablePlan, dummy_tables, ranks_of_host
 
 @dataclass(frozen=True)
 class TableLayout:
-    """Where the tables of this rank's replica lie. `ranks`: its table group as ranks of the world."""
+    """Placement of the tables of this rank's replica. `ranks`: its table group as ranks of the world."""
 
     env: ShardingEnv
     ranks: list[int]
@@ -48,8 +48,8 @@ class TableLayout:
     def make(topology: Topology, placements: Mapping[str, TablePlan], device: torch.device) -> "TableLayout":
         """Process groups over the default one, whose size is the topology's world. Collective.
 
-        One replica needs no second axis, unless a table lies on one host: TorchRec would take the ranks of a host from
-        the process's environment.
+        One replica needs no second axis, unless a table is sharded over one host: TorchRec would take the ranks per
+        host from the process's environment.
         """
         world = dist.group.WORLD
         if world is None:
@@ -65,12 +65,12 @@ class TableLayout:
         replicas, shards = (mesh.get_group(axis) for axis in axes)
         env = ShardingEnv2D(
             shards, replicas, world, mesh, node_group_size=ranks_of_host(topology),
-            use_inter_host_allreduce=True,  # TorchRec's word for table groups of neighbouring ranks
+            use_inter_host_allreduce=True,  # TorchRec's name for table groups of consecutive ranks
         )  # fmt: skip
         return TableLayout(env, dist.get_process_group_ranks(shards), topology, placements, added, device, replicas)
 
     def shard(self, module: Any, sharder: Any) -> Any:
-        """The sharded collection, dummies last. `module`: an EmbeddingBagCollection or EmbeddingCollection on meta."""
+        """The sharded collection (of `module`, an Embedding[Bag]Collection on meta), dummy tables last."""
         module = self._with_dummies(module)
         placed = {**self.placements, **{dummy.name: dummy for dummy in self.dummies}}
         plan = construct_module_sharding_plan(
@@ -86,7 +86,7 @@ class TableLayout:
         return sharder.shard(module, plan, self.env, self.device)
 
     def add_dummies(self, ids: KeyedJaggedTensor, lookup: str) -> KeyedJaggedTensor:
-        """`ids` with no id for each dummy of a lookup kind."""
+        """`ids` with an empty feature for each dummy table of a lookup kind."""
         names = [dummy.name for dummy in self.dummies if dummy.lookup == lookup]
         if not names:
             return ids
@@ -111,8 +111,8 @@ class TableLayout:
         return table_wise(rank=placement.first_rank, compute_kernel="fused")
 
     def _to_global_ranks(self, parameter: Any) -> None:
-        """A plan names ranks of the group; TorchRec's sharded tensors want those of the world."""
-        parameter.compute_kernel = "fused"  # table_row_wise takes no kernel, and chooses an unfused one on CPU
+        """A plan names ranks of the group; TorchRec's sharded tensors need ranks of the world."""
+        parameter.compute_kernel = "fused"  # table_row_wise() has no such argument and chooses an unfused kernel on CPU
         parameter.ranks = [self.ranks[rank] for rank in parameter.ranks]
         for shard in parameter.sharding_spec.shards:
             rank = self.ranks[shard.placement.rank()]
@@ -121,6 +121,6 @@ class TableLayout:
 
 
 def _configs(module: Any) -> list[Any]:
-    """The configuration of every table of a collection."""
+    """The configurations of a collection's tables."""
     pooled = isinstance(module, EmbeddingBagCollection)
     return list(module.embedding_bag_configs() if pooled else module.embedding_configs())

@@ -1,14 +1,14 @@
-"""Embedding tables over the ranks: `mp_replicate` replicas, each sharded over `mp_shard` ranks by TorchRec's public
-pieces (`sharder.shard`), with the optimizer fused in backward.
+"""Embedding tables on the ranks: `mp_replicate` replicas, each sharded over `mp_shard` ranks by TorchRec's public API
+(`sharder.shard`), with the optimizer fused into backward.
 
-Three facts shape this file. TorchRec on gloo needs the same row count, at least one, on every rank, so rows without
+Three facts shape this code. TorchRec on gloo needs the same row count, at least one, on every rank, so rows without
 ids are appended before the lookup and dropped after it. The tables update inside their backward, so a step looks them
-up once, and their backward runs once, after all micro-batches of the dense part. And replicas see different rows, so
-each updates with its own rows alone and weights and optimizer state are averaged afterwards (arXiv 2508.03854):
+up once, and their backward runs once, after all micro-batches of the dense part. Replicas see different rows, so each
+updates with its own rows only, and weights and optimizer state are averaged afterwards (arXiv 2508.03854):
 
     looked_up = tables(batch, padded_rows)      # exchange inside the group of mp_shard ranks
-    tables.backward(looked_up)             # local update
-    tables.sync(step)                      # average over mp_replicate, every `optim.tables.sync_every` steps
+    tables.backward(looked_up)                  # local update
+    tables.sync(step)                           # average over mp_replicate, every `optim.tables.sync_every` steps
 """
 
 from collections.abc import Iterable, Mapping
@@ -61,8 +61,8 @@ class ShardedTables(nn.Module):
         self._diverged = False  # an update since the last average
         adagrad = optim.kind == "rowwise_adagrad"
         # AdaGrad's "moment scaling": each replica squares gradients of its own 1/M of the rows, so its sum of squares
-        # grows M times too fast, and v/M stands for v. With gradients times M^-1/2 the state is v/M as it stands, in
-        # memory and in checkpoints of any M, and lr·√M gives lr · g / (√(v/M) + eps).
+        # grows M times too fast, and v/M replaces v. With gradients scaled by M^-1/2 the state itself is v/M, in memory
+        # and in checkpoints of any M, and lr·√M gives lr · g / (√(v/M) + eps).
         self._gradient_scale = self._replicas**-0.5 if adagrad else 1.0
         self._lr = optim.lr / self._gradient_scale
         kind = EmbOptimType.EXACT_ROWWISE_ADAGRAD if adagrad else EmbOptimType.EXACT_SGD
@@ -99,19 +99,19 @@ class ShardedTables(nn.Module):
         self._diverged = self._replicas > 1
 
     def sync(self, step: int) -> None:
-        """At the end of step `step` (from 0): averages the replicas if `sync_every` steps are full. Collective."""
+        """At the end of step `step` (from 0): averages the replicas every `sync_every` steps. Collective."""
         if (step + 1) % self._sync_every == 0:
             self.average()
 
     @torch.no_grad()
     def average(self) -> None:
-        """Averages weights and optimizer state over the replicas, which are bit-equal then; nothing if they are
-        already. Needed before the state is read. Collective over mp_replicate.
+        """Averages weights and optimizer state over the replicas, which makes them bit-equal; does nothing if they are.
+        Needed before the state is read. Collective over mp_replicate.
         """
         if not self._diverged:
             return
         self._diverged = False
-        # Each storage holds all tables of one fused kernel: few large messages, and no copy to join them.
+        # A storage holds all tables of one fused kernel: few large messages without a copy to join them.
         nccl = dist.get_backend(self._replica_group) == "nccl"
         kind = dist.ReduceOp.AVG if nccl else dist.ReduceOp.SUM
         works = [dist.all_reduce(flat, kind, self._replica_group, async_op=True) for flat in self._storages]
@@ -132,11 +132,11 @@ class ShardedTables(nn.Module):
         for module in self._modules_present():
             for group in module.fused_optimizer.param_groups:
                 group["lr"] = self._lr * factor
-            module.fused_optimizer.step()  # hands the rate to FBGEMM; the weights are updated in backward alone
+            module.fused_optimizer.step()  # passes the rate to FBGEMM; weights are updated in backward only
 
     def state(self) -> dict[str, Tensor]:
-        """Weights under the unsharded model's names; `momentum1` of row-wise AdaGrad beside each, which means the same
-        for any number of replicas. The replicas agree after `average`.
+        """Weights under the unsharded model's names; row-wise AdaGrad's `momentum1` of each, whose meaning does not
+        depend on the number of replicas. The replicas agree after `average`.
         """
         state: dict[str, Tensor] = {}
         for prefix, module in (("tables.pooled", self.pooled), ("tables.sequence", self.sequence)):
@@ -155,13 +155,13 @@ class ShardedTables(nn.Module):
 def local_slices(value: Tensor) -> list[Slice]:
     """This rank's row blocks of a table's weight or state."""
     local = value.to_local()  # type: ignore[attr-defined]
-    # A rank without a shard still names one offset, hence not strict.
+    # A rank without a shard still has one offset, hence not strict.
     parts = zip(local.local_shards(), local.local_offsets(), strict=False)
     return [Slice(shard, offset[0]) for shard, offset in parts if shard.numel()]
 
 
 def _storages(values: Iterable[Tensor]) -> list[Tensor]:
-    """Flat tensors over the storages that hold the local parts of `values`, each storage once."""
+    """Flat tensors over the distinct storages of the local parts of `values`."""
     found: dict[int, Tensor] = {}
     for part in (part.tensor for value in values for part in local_slices(value)):
         storage = part.untyped_storage()

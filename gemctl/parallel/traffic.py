@@ -1,13 +1,13 @@
-"""Bytes that a rank sends in its training steps, counted where the collectives are called, by mesh axis.
+"""Bytes that a rank sends in its training steps by mesh axis, counted where the collectives are called.
 
     traffic = TrafficCounter(axes)                        # axes: which axes a process group serves
     with traffic.step(), traffic.on(Side.DENSE): ...
     counts, steps = traffic.take()                        # {("dp_shard", "all-gather"): (calls, bytes)}, 1
 
-FSDP2, TorchRec and gemctl all call collectives as `torch.distributed.NAME(…)`, so wrappers under these names, there for
-as long as a step runs, see every one of them, in forward and in backward threads, at some microseconds a call. Bytes
-are those of ring algorithms, as in `gemctl.plan.traffic`: an all-gather or reduce-scatter over n ranks sends n − 1
-shards, an all-reduce 2 (n − 1)/n of its tensor, an all-to-all what is not its own.
+FSDP2, TorchRec and gemctl all call collectives as `torch.distributed.NAME(…)`, so wrappers under these names, in place
+while a step runs, see every call, in forward and in backward threads, at a few microseconds per call. Bytes are those
+of ring algorithms, as in `gemctl.plan.traffic`: an all-gather or reduce-scatter over n ranks sends n − 1 shards, an
+all-reduce 2 (n − 1)/n of its tensor, an all-to-all everything but the rank's own part.
 
     gemctl report RUN        # "Traffic": counted beside planned
 """
@@ -26,7 +26,7 @@ from gemctl.mesh.topology import EXPERT_SHARD, WORLD, Axis
 
 ALL_GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
 REDUCE_SCATTER = "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"
-"""This torch's names of the two; the older ones warn in newer versions."""
+"""Their names in this version of torch; newer versions warn about the older names."""
 
 AXES = (*(axis.value for axis in Axis), EXPERT_SHARD, WORLD)
 COLLECTIVES = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all")
@@ -34,7 +34,7 @@ Count = tuple[int, int]  # calls, bytes sent
 
 
 class Side(StrEnum):
-    """Which part of a step is at work: groups of the same ranks serve axes of several sides."""
+    """The part of a step that is running: groups of the same ranks serve axes of several sides."""
 
     DENSE = "dense"
     TABLES = "tables"
@@ -52,7 +52,7 @@ _caller = threading.local()
 
 @contextmanager
 def along(axis: str) -> Iterator[None]:
-    """Collectives that this thread calls inside belong to `axis`: for groups that serve two axes of one side."""
+    """Attributes this thread's collectives inside to `axis`, for groups that serve two axes of one side."""
     _caller.axis = axis
     try:
         yield
@@ -61,20 +61,20 @@ def along(axis: str) -> Iterator[None]:
 
 
 class TrafficCounter:
-    """Counts in steps alone. `axes`: the axes of the dense part's groups and of the world's."""
+    """Counts inside steps only. `axes`: the axes of the dense part's groups and of the world's."""
 
     def __init__(self, axes: Mapping[dist.ProcessGroup, Sequence[str]]) -> None:
         self._axes = axes
         self._side = Side.WORLD
         self._thread = threading.get_ident()
         self.clock: Callable[[], AbstractContextManager[object]] = nullcontext
-        """Runs while this thread is inside a collective of the dense part: on CPU until the others have answered."""
+        """Entered while this thread is inside a collective of the dense part: on CPU until the others have answered."""
         self._counts: dict[tuple[str, str], list[int]] = {}
         self._steps = 0
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Collectives inside belong to one training step."""
+        """Counts the collectives inside as one training step."""
         self._steps += 1
         originals = {name: getattr(dist, name) for name in _KINDS if hasattr(dist, name)}
         for name, call in originals.items():
@@ -87,7 +87,7 @@ class TrafficCounter:
 
     @contextmanager
     def on(self, side: Side) -> Iterator[None]:
-        """Collectives inside are those of a side, whatever thread calls them."""
+        """Attributes the collectives inside, on any thread, to a side."""
         before, self._side = self._side, side
         try:
             yield
@@ -95,7 +95,7 @@ class TrafficCounter:
             self._side = before
 
     def take(self) -> tuple[dict[tuple[str, str], Count], int]:
-        """(calls, bytes) by (axis, collective) since the last `take`, and the steps that they belong to."""
+        """(calls, bytes) by (axis, collective) since the last `take`, and the number of steps."""
         counts = {key: (calls, size) for key, (calls, size) in self._counts.items()}
         steps, self._steps, self._counts = self._steps, 0, {}
         return counts, steps
@@ -122,7 +122,7 @@ class TrafficCounter:
         caller: str | None = getattr(_caller, "axis", None)
         if caller is not None or group is None:
             return caller
-        if self._side is Side.TABLES:  # TorchRec has groups of its own; its replicas are averaged by all-reduces
+        if self._side is Side.TABLES:  # TorchRec's groups are its own; replicas are averaged by all-reduces
             return (Axis.MP_REPLICATE if collective == "all-reduce" else Axis.MP_SHARD).value
         axes = self._axes.get(group, ())
         return next((axis for axis in _SIDES[self._side] if axis in axes), None)

@@ -158,7 +158,7 @@ def test_lookups_are_plain_indexing(name: str, lengths: tuple[int, ...], more: i
 def looked_up(model: GemModel, case: Case, batch: Batch, padded_rows: int) -> Embedded:
     pooled, sequence = kjt_inputs(batch, case.spec, padded_rows)
     for ids in (pooled, sequence):
-        assert ids is None or ids.padded_rows() == padded_rows
+        assert ids is None or ids.stride() == padded_rows
     tables = model.tables
     return gather(
         batch,

@@ -68,7 +68,7 @@ def receive_a_pickle(mark: Path) -> list[str]:
 
 def test_a_pickle_is_refused_and_does_not_run(tmp_path: Path) -> None:
     told = run_world(2, receive_a_pickle, tmp_path / "mark")
-    assert [line.partition(":")[0] for line in told[0]] == ["what rank 1 sent is no JSON"] * 2
+    assert [line.partition(":")[0] for line in told[0]] == ["what rank 1 sent is not JSON"] * 2
     assert not (tmp_path / "mark").exists()
 
 
