@@ -28,14 +28,15 @@ def check(
     query: str = "q",
 ) -> None:
     """Raises ValueError with every violation of the shared contract, and those in `more`; `query` is q's name."""
-    problems = [*_shape_problems({query: q, "k": k, "v": v}), *more]
+    problems = [*_shape_problems(query, q, k, v), *more]
+    device = q.device
     for name, tensor in offsets.items():
         if tensor.dtype != torch.int64 or tensor.dim() != 1 or tensor.shape[0] < 1:
             problems.append(f"{name} must be int64 [B+1], not {tensor.dtype} {list(tensor.shape)}")
         elif not tensor.is_contiguous():  # GPU kernels would read what lies between
             problems.append(f"{name} must be contiguous, not of stride {tensor.stride(0)}")
-        if tensor.device != q.device:
-            problems.append(f"{name} is on {tensor.device}, {query} on {q.device}")
+        if tensor.device != device:
+            problems.append(f"{name} is on {tensor.device}, {query} on {device}")
     first, *others = offsets.values()
     if others and first.shape != others[0].shape:
         shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in offsets.items())
@@ -46,31 +47,28 @@ def check(
         raise ValueError(f"{op}: " + "; ".join(problems))
 
 
-def _shape_problems(named: dict[str, Tensor]) -> list[str]:
+def _shape_problems(query: str, q: Tensor, k: Tensor, v: Tensor) -> list[str]:
     """Compares pair by pair: in a set, sizes would have to be numbers, and a compiled graph would be one of each."""
-    (query, q), (_, k), (_, v) = named.items()
     if q.dim() != 3 or k.dim() != 3 or v.dim() != 3:
-        wrong = {name: list(x.shape) for name, x in named.items() if x.dim() != 3}
+        wrong = {name: list(x.shape) for name, x in ((query, q), ("k", k), ("v", v)) if x.dim() != 3}
         return [f"{name} must be [tokens, heads, head_dim], not {shape}" for name, shape in wrong.items()]
-    (_, heads, dim), (_, key_heads, key_dim) = q.shape, k.shape
+    (_, heads, dim), shape = q.shape, k.shape
+    _, key_heads, key_dim = shape
     problems = []
-    if k.shape != v.shape:
-        problems.append(f"k {list(k.shape)} and v {list(v.shape)} must have one shape")
-    if min(heads, dim, key_heads, key_dim) == 0 or 0 in v.shape[1:]:
-        empty = {name: list(x.shape) for name, x in named.items() if 0 in x.shape[1:]}
-        problems += [
-            f"{name} needs at least one head and a head_dim of at least 1, not {shape}" for name, shape in empty.items()
-        ]
+    if shape != v.shape:
+        problems.append(f"k {list(shape)} and v {list(v.shape)} must have one shape")
+    if heads < 1 or dim < 1:
+        problems.append(f"{query} needs at least one head and a head_dim of at least 1, not {list(q.shape)}")
+    if key_heads < 1 or key_dim < 1:
+        problems.append(f"k needs at least one head and a head_dim of at least 1, not {list(shape)}")
     if dim != key_dim:
         problems.append(f"head_dim of {query} ({dim}) and k ({key_dim}) differ")
-    if key_heads and heads % key_heads:
+    if key_heads >= 1 and heads % key_heads:
         problems.append(f"heads of k and v ({key_heads}) must divide heads of {query} ({heads})")
-    if not q.is_floating_point() or q.dtype != k.dtype or q.dtype != v.dtype:
-        dtypes = ", ".join(str(x.dtype) for x in named.values())
-        problems.append(f"{', '.join(named)} must have one floating dtype, not {dtypes}")
-    if q.device != k.device or q.device != v.device:
-        devices = ", ".join(str(x.device) for x in named.values())
-        problems.append(f"{', '.join(named)} must be on one device, not {devices}")
+    if not q.is_floating_point() or not q.dtype == k.dtype == v.dtype:
+        problems.append(f"{query}, k, v must have one floating dtype, not {q.dtype}, {k.dtype}, {v.dtype}")
+    if not q.device == k.device == v.device:
+        problems.append(f"{query}, k, v must be on one device, not {q.device}, {k.device}, {v.device}")
     return problems
 
 

@@ -10,7 +10,7 @@ kernel is kept by what it was specialised for, and started as Triton itself star
 from collections.abc import Sequence
 from functools import cache, reduce
 from importlib.util import find_spec
-from operator import or_
+from operator import attrgetter, methodcaller, or_
 from typing import Any, NamedTuple
 
 import torch
@@ -51,17 +51,21 @@ def refusal(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | No
 
 def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
     """A buffer that a kernel writes in full."""
-    return torch.empty(*shape, dtype=dtype, device=device)
+    return torch.empty(shape, dtype=dtype, device=device)
 
 
 def rows(x: Tensor) -> Tensor:
     """x itself, or a copy where the head dimension is not the fastest one, or a tile's rows lie 2³¹ elements apart."""
-    return x if x.stride(-1) == 1 and x.stride(0) < FAR_ROWS else x.contiguous()
+    stride = x.stride()
+    return x if stride[-1] == 1 and stride[0] < FAR_ROWS else x.contiguous()
 
 
 def strides(*tensors: Tensor) -> tuple[int, ...]:
     """Strides of tokens and heads, tensor by tensor."""
-    return tuple(stride for x in tensors for stride in x.stride()[:2])
+    found: tuple[int, ...] = ()
+    for x in tensors:
+        found += x.stride()[:2]
+    return found
 
 
 def reach(causal: bool, window: int | None) -> tuple[int, int]:
@@ -93,6 +97,7 @@ def _shared_memory(index: int) -> int:
     return int(torch.cuda.get_device_properties(index).shared_memory_per_multiprocessor)
 
 
+_address, _dtype = methodcaller("data_ptr"), attrgetter("dtype")
 _compiled: dict[tuple[Any, ...], tuple[Any, Any, Any]] = {}
 MOST_COMPILED = 4096  # kernels kept; their keys hold scales, of which a caller may have any number
 
@@ -117,9 +122,9 @@ def launch(
     if index >= 0 and index != torch.cuda.current_device():
         with torch.cuda.device(index):
             return launch(kernel, programs, tiling, tensors, numbers, constants, varying)
-    addresses = [x.data_ptr() for x in tensors]
+    addresses = [*map(_address, tensors)]
     aligned = index >= 0 and reduce(or_, addresses) % 16 == 0
-    key = (kernel.fn, index, tiling, numbers, constants, *[x.dtype for x in tensors])
+    key = (kernel.fn, index, tiling, numbers, constants, *map(_dtype, tensors))
     found = _compiled.get(key) if aligned else None
     if found is not None:
         run, function, metadata = found
