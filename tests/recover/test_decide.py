@@ -130,3 +130,14 @@ USER, AGENT = Request(1, "stop"), Request(1, "stop", "SIGTERM")
 )
 def test_a_stop_by_a_user_is_no_preemption(wishes: list[Request], signal: str | None, end: End) -> None:
     assert stop_end(wishes, signal, 3) == end
+
+
+@pytest.mark.parametrize(
+    ("limit", "ordinal"),
+    [(1, "2nd"), (2, "3rd"), (3, "4th"), (10, "11th"), (11, "12th"), (12, "13th"), (20, "21st"), (110, "111th")],
+)
+def test_the_exhausted_budget_is_named_with_its_count(limit: int, ordinal: str) -> None:
+    kinds: list[Kind] = ["preemption"] * (limit + 1)
+    history = _history(*kinds)
+    told = f"its hosts were preempted or lost, for the {ordinal} time, and recover.budgets.preemption={limit}"
+    assert history.refusal("preemption", BudgetsConfig(preemption=limit)) == told
