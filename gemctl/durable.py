@@ -184,7 +184,7 @@ def read(path: Path, most: int = MOST_READ) -> bytes:
         with open_file(path) as file:
             size = os.fstat(file.fileno()).st_size
             if size > most:
-                raise InputError(f"{path}: {size} bytes, which is more than a file of this kind can have ({most})")
+                raise InputError(f"{path}: {size} bytes, more than a file of this kind may have ({most})")
             return file.read()
 
     return steadily(whole)
@@ -200,14 +200,14 @@ def open_file(path: Path, *, follow: bool = True) -> BufferedReader:
         fd = os.open(path, flags)
     except OSError as error:
         if error.errno in {errno.ELOOP, errno.ENXIO, errno.ENODEV}:
-            raise InputError(f"{path}: no regular file ({os.strerror(error.errno)})") from None
+            raise InputError(f"{path}: not a regular file ({os.strerror(error.errno)})") from None
         raise
     kind = stat.S_IFMT(os.fstat(fd).st_mode)
     if kind != stat.S_IFREG:
         os.close(fd)
         if kind == stat.S_IFDIR:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        raise InputError(f"{path}: no regular file, it is {KINDS.get(kind, 'something else')}")
+        raise InputError(f"{path}: not a regular file but {KINDS.get(kind, 'something else')}")
     return os.fdopen(fd, "rb")
 
 

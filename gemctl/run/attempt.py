@@ -280,7 +280,7 @@ def read_secret(path: Path) -> bytes:
     except (OSError, ValueError) as error:
         raise GemctlError(f"{path}: the attempt's secret cannot be read: {error}") from None
     if len(secret) != SECRET_BYTES:
-        raise GemctlError(f"{path}: the attempt's secret is cut")
+        raise GemctlError(f"{path}: the attempt's secret is truncated")
     if mode & OTHERS:
         raise GemctlError(
             f"{path}: mode {stat.S_IMODE(mode):04o} lets others read the attempt's secret, with which they could join "

@@ -85,7 +85,7 @@ class RunDir:
         """The run in `path`; InputError if there is none, or a newer version of gemctl wrote it."""
         run = cls(Path(path).absolute())
         if not (run.path / cls.IDENTITY).is_file():
-            raise InputError(f"{path}: no run here ({cls.IDENTITY} is missing)")
+            raise InputError(f"{path}: not a run directory ({cls.IDENTITY} is missing)")
         run.info()
         return run
 
@@ -157,7 +157,7 @@ def find(reference: str, root: str) -> RunDir:
     if len(matches) == 1:
         return RunDir.open(matches[0].path)
     if matches:
-        raise InputError(f"{reference}: means {len(matches)} runs below {root}: {_names(matches)}")
+        raise InputError(f"{reference}: matches {len(matches)} runs in {root}: {_names(matches)}")
     if named := [run for run in runs if run.path.parent.name == reference]:
         raise InputError(f"{reference}: is the name of {_names(named[-3:])}; name a run by its id, or a prefix of it")
     _refuse_closed(reference, root)

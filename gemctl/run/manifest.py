@@ -212,7 +212,7 @@ def _body(path: Path) -> Record:
     if body.pop("sha256", None) != _digest(body):
         raise InputError(f"{path}: damaged, it does not match its own hash")
     if strange := [name for name in body["files"] if not _plain(name)]:
-        raise InputError(f"{path}: {strange[0]!r} is no name of a file in this folder")
+        raise InputError(f"{path}: {strange[0]!r} is not the name of a file in this folder")
     return body
 
 

@@ -153,16 +153,16 @@ def test_a_run_whose_identity_is_cut_is_reported(run: RunDir, capsys: pytest.Cap
 
 def test_what_is_no_file_is_named(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
-    with pytest.raises(InputError, match="no regular file, it is a FIFO"):
+    with pytest.raises(InputError, match="not a regular file but a FIFO"):
         read_json(tmp_path / "fifo")
-    with pytest.raises(InputError, match="it is a device"):
+    with pytest.raises(InputError, match="but a device"):
         open_file(Path("/dev/zero"))
     with pytest.raises(IsADirectoryError):
         open_file(tmp_path)
     (tmp_path / "link").symlink_to(Path(__file__))
     with open_file(tmp_path / "link") as file:
         assert file.read(3) == b'"""'
-    with pytest.raises(InputError, match="no regular file"):
+    with pytest.raises(InputError, match="not a regular file"):
         open_file(tmp_path / "link", follow=False)
 
 

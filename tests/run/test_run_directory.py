@@ -59,7 +59,7 @@ def test_run_is_found_by_path_id_and_unique_prefix(run: RunDir) -> None:
     (other.parent / "zzz-12").mkdir()
     create_json(other.parent / "zzz-12" / "run.json", {"run_id": "zzz-12"})
     assert find("zzz-1", root).path == other  # a whole id, though another begins with it
-    with pytest.raises(InputError, match=r"means 2 runs.*zzz-1, zzz-12"):
+    with pytest.raises(InputError, match=r"matches 2 runs.*zzz-1, zzz-12"):
         find("zz", root)
     with pytest.raises(InputError, match=f"no such run: .* in {root} .*{run.run_id}"):
         find("nothing", root)
