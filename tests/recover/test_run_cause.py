@@ -44,6 +44,17 @@ def test_signal_comes_before_exceptions_that_were_recorded_earlier(attempt: Atte
     assert cause.text() == "rank 1 failed first, in stage save, step 9: killed by SIGKILL"
 
 
+def test_other_ranks_are_listed_by_what_they_were_doing_the_largest_groups_first(attempt: Attempt) -> None:
+    stages = ["build", "load", "data", "data", "eval", *["step"] * 9]
+    others = [RankRecord(rank, stage=stage) for rank, stage in enumerate(stages, start=1)]
+    cause = root_cause(attempt, [_failed(0, 1.0), *others], None, None)
+    assert cause.others == (
+        "ranks 6, 7, 8, 9, 10, 11, 12, 13, … in stage step; ranks 3, 4 in stage data; rank 1 in stage build; …"
+    )
+    assert root_cause(attempt, [_failed(0, 1.0), others[0]], None, None).others == "rank 1 in stage build"
+    assert root_cause(attempt, [_failed(0, 1.0)], None, None).others is None
+
+
 def test_own_exception_comes_before_lost_peers_and_before_kills_by_the_agent(attempt: Attempt) -> None:
     ranks = [
         _failed(0, 1.0, *PEER),
