@@ -16,10 +16,13 @@ import pytest
 from gemctl.commands import list as listing
 from gemctl.commands import resume, status, stop, supervise
 from gemctl.config.compose import compose, to_yaml
+from gemctl.config.schema import SyntheticConfig
+from gemctl.data.synthetic import ensure, spec_text
 from gemctl.errors import GemctlError, InputError
 from gemctl.launch import supervise as supervising
 from gemctl.launch.follow import wait_for_start
 from gemctl.launch.liveness import attempt_of, refuse_running
+from gemctl.launch.submit import check_config
 from gemctl.launchers import api, local
 from gemctl.run import requests
 from gemctl.run.attempt import Attempt, Base, Heartbeat, claim
@@ -362,3 +365,30 @@ def test_a_detached_run_that_does_not_start_fails_at_once(run: RunDir, monkeypat
     with pytest.raises(GemctlError, match=r"did not start: it has no attempt \(process .*\)\nno such module"):
         wait_for_start(run, submission, api.launcher_of("local"))
     assert time.monotonic() - began < 5
+
+
+def test_problems_of_launcher_topology_and_data_are_reported_together(tmp_path: Path) -> None:
+    log = ["data.synthetic=null", "data.eval=null", f"data.train={tmp_path}/gone.parquet"]
+    (tmp_path / "spec.yaml").write_text(spec_text(SyntheticConfig()))
+    config = compose(None, [*log, f"data.spec={tmp_path}/spec.yaml", "launcher.nodes=2", "topology.dp_shard=3"])
+    with pytest.raises(InputError) as refused:
+        check_config(config)
+    launcher, *topology, data = refused.value.problems
+    assert launcher.startswith("launcher.nodes=2: launcher.kind=local starts ranks on this machine only")
+    assert "topology.dp_shard" in topology[0]
+    assert f"{tmp_path}/gone.parquet" in data
+    config.data.spec = f"{tmp_path}/none.yaml"
+    with pytest.raises(InputError) as refused:
+        check_config(config)
+    assert refused.value.problems[0] == launcher and "none.yaml" in refused.value.problems[-1]
+
+
+def test_a_launchable_configuration_has_notes_on_its_data(tmp_path: Path) -> None:
+    log = ["data.synthetic.rows=100", "data.synthetic.eval_rows=10", f"data.spec={tmp_path}/spec.yaml"]
+    config = compose(None, [*log, f"data.train={tmp_path}/train/rows.parquet", f"data.eval={tmp_path}/eval.parquet"])
+    assert check_config(config) == []  # the synthetic log is not written yet
+    (tmp_path / "train").mkdir()
+    ensure(config.data)
+    config.data.synthetic, config.data.eval = None, f"{tmp_path}/train"
+    (note,) = check_config(config)
+    assert note.startswith(f"data.eval: {tmp_path}/train/rows.parquet: also in data.train")
