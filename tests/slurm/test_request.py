@@ -1,6 +1,8 @@
 """Requests as values: what is submitted for a configuration, whole, and what is chosen from what nodes answer."""
 
 import json
+import shutil
+import socket
 import sys
 import time
 from pathlib import Path
@@ -18,7 +20,7 @@ from gemctl.config.compose import compose, to_yaml
 from gemctl.config.schema import Config
 from gemctl.config.sweep import expand
 from gemctl.errors import InputError, TooFewHosts
-from gemctl.launchers import slurm, slurm_client
+from gemctl.launchers import slurm, slurm_agents, slurm_client
 from gemctl.launchers.api import from_json, request, to_json
 from gemctl.launchers.slurm_agents import PORTS, check_enough, check_nodes, choose, port, task_ends
 from gemctl.launchers.slurm_job import shell_word, step
@@ -272,6 +274,21 @@ def test_a_clients_message_is_quoted_without_its_name_before_every_line(
 def test_srun_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(slurm_client.SlurmError, match="srun cannot be started on this node: No such file"):
         check_nodes([str(tmp_path / "srun")], tmp_path / "nodes", ["n1"], 1)
+
+
+def test_a_silent_node_is_not_waited_for_once_enough_have_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slurm_agents, "LATE_SECONDS", 0.1)
+    (tmp_path / "made").mkdir()
+    check_node(tmp_path / "made", memory=0, gpus=0)
+    host, copy = socket.gethostname(), f"cp {tmp_path}/made/*.json {tmp_path}/nodes/"
+    start = time.monotonic()
+    reports = check_nodes(["sh", "-c", f"{copy}; exec sleep 60"], tmp_path / "nodes", [host, "n2"], wanted=1)
+    assert list(reports) == [host]
+    shutil.rmtree(tmp_path / "nodes")
+    assert list(check_nodes(["sh", "-c", copy], tmp_path / "nodes", [host, "n2"], wanted=2)) == [host]  # the step ended
+    assert time.monotonic() - start < 20
 
 
 ADDRESSES = {"n1": "spine.leaf1.n1", "n2": "spine.leaf2.n2", "n3": "spine.leaf1.n3", "n10": "spine.leaf2.n10"}
