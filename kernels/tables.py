@@ -100,7 +100,7 @@ def _kernel(
     tables = _wanted(op, k_offsets.device, dtype, head_dim, backend, (size, causal, window, biased))
     if not tables:
         return []
-    from gemctl.kernels import schedule
+    from gemctl.kernels import schedule  # noqa: PLC0415
 
     if not _wants_offsets(tables, q_offsets):
         return schedule.build(tables, k_offsets if q_offsets is None else q_offsets, k_offsets, q_tokens, k_tokens)

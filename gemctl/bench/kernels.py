@@ -204,7 +204,7 @@ def _copy(device: torch.device, elements: int) -> float:
 
 def schedule_seconds(case: Case) -> float:
     """Seconds that a GPU takes to make a tile schedule, its launches replayed from a graph."""
-    from gemctl.kernels import schedule
+    from gemctl.kernels import schedule  # noqa: PLC0415
 
     def build() -> None:
         schedule.tiles(case.q_offsets, case.q.shape[0], 128, case.k_offsets)
@@ -219,7 +219,7 @@ def schedule_seconds(case: Case) -> float:
 def _versions() -> dict[str, str]:
     found = {"python": sys.version.split()[0], "torch": torch.__version__}
     if torch.version.cuda:
-        import triton
+        import triton  # noqa: PLC0415
 
         found |= {"cuda": torch.version.cuda, "triton": triton.__version__}
     return found

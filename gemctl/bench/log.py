@@ -52,8 +52,8 @@ def seq_lengths(shape: Shape, rows: int, seed: int) -> NDArray[np.int64]:
 
 def write(shape: Shape, folder: Path, seed: int = 0) -> tuple[int, int]:
     """Writes train.parquet and spec.yaml; returns rows and events."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    import pyarrow as pa  # noqa: PLC0415
+    import pyarrow.parquet as pq  # noqa: PLC0415
 
     folder.mkdir(parents=True, exist_ok=True)
     events, writer = 0, None
@@ -73,7 +73,7 @@ def write(shape: Shape, folder: Path, seed: int = 0) -> tuple[int, int]:
 def _columns(
     shape: Shape, first: int, lengths: NDArray[np.int64], draw: np.random.Generator
 ) -> Iterator[tuple[str, object]]:
-    import pyarrow as pa
+    import pyarrow as pa  # noqa: PLC0415
 
     rows, events = len(lengths), int(lengths.sum())
     offsets = np.concatenate([[0], lengths.cumsum()]).astype(np.int32)

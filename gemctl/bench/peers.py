@@ -44,7 +44,7 @@ def fa2_varlen(case: Case) -> Call | None:
 def fa4_varlen(case: Case, deterministic: bool = False) -> Call | None:
     if case.op != "jagged_flash_attention":
         return None
-    from flash_attn.cute.interface import flash_attn_varlen_func  # type: ignore[import-not-found]
+    from flash_attn.cute.interface import flash_attn_varlen_func  # type: ignore[import-not-found]  # noqa: PLC0415
 
     offsets = {"cu_seqlens_q": case.q_offsets.int(), "cu_seqlens_k": case.k_offsets.int()}
     sizes = {"max_seqlen_q": case.max_q, "max_seqlen_k": case.max_k}
@@ -96,7 +96,7 @@ def cudnn_ragged(case: Case) -> Call | None:
 def flex(case: Case) -> Call | None:
     if case.op != "jagged_flash_attention" or case.shape.causal:
         return None
-    from torch.nn.attention.flex_attention import create_block_mask
+    from torch.nn.attention.flex_attention import create_block_mask  # noqa: PLC0415
 
     row_of_q, row_of_k = _rows(case.q_offsets), _rows(case.k_offsets)
 
@@ -169,7 +169,7 @@ class _Stand(torch.autograd.Function):
 
 @cache
 def _compiled_flex() -> Any:
-    from torch.nn.attention.flex_attention import flex_attention
+    from torch.nn.attention.flex_attention import flex_attention  # noqa: PLC0415
 
     return torch.compile(flex_attention, dynamic=False)
 

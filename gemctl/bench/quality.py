@@ -87,7 +87,7 @@ def gemctl(*words: str) -> dict[str, Any]:
 
 def show(make: Callable[[], list[Section]]) -> int:
     """Shows the tables that `make` gets from commands; returns the exit code of one that failed."""
-    from rich.console import Console
+    from rich.console import Console  # noqa: PLC0415
 
     try:
         Console(width=120).print(rich(make()))

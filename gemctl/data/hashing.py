@@ -45,7 +45,7 @@ def hash_strings(strings: Any) -> UInt64:
     Each string is cut into 8-byte little-endian words (zero-padded); mixed words, keyed by position, are added, and
     the sum is mixed with the length.
     """
-    import pyarrow as pa
+    import pyarrow as pa  # noqa: PLC0415
 
     array = strings.cast(pa.large_string())
     if len(array) == 0:

@@ -130,8 +130,8 @@ labels:
 
 
 def _made_with(path: Path, config: SyntheticConfig) -> Iterator[str]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    import pyarrow as pa  # noqa: PLC0415
+    import pyarrow.parquet as pq  # noqa: PLC0415
 
     if path.is_dir():
         yield f"{path}: is a folder and no synthetic log: set data.synthetic=null to train on it, or another path"
@@ -154,7 +154,7 @@ def _settings(config: SyntheticConfig) -> dict[str, int]:
 
 
 def _write_rows(log: ClickWorld, config: SyntheticConfig, path: Path, start: int, stop: int) -> None:
-    import pyarrow.parquet as pq
+    import pyarrow.parquet as pq  # noqa: PLC0415
 
     schema = _schema().with_metadata({_METADATA: json.dumps(_settings(config)).encode()})
     dictionary = [f.name for f in schema if f.name not in _PLAIN]
@@ -173,7 +173,7 @@ _PLAIN = ("time", "hour_sin", "hour_cos", "click_probability", "history_dwell", 
 
 
 def _schema() -> Any:
-    import pyarrow as pa
+    import pyarrow as pa  # noqa: PLC0415
 
     return pa.schema(
         {
@@ -201,7 +201,7 @@ def _schema() -> Any:
 
 
 def _table(log: ClickWorld, rows: Impressions, events: Events) -> Any:
-    import pyarrow as pa
+    import pyarrow as pa  # noqa: PLC0415
 
     probability = log.click_probability(rows, log.interest(rows, events))
     clicks = log.clicks(rows, probability)
@@ -235,7 +235,7 @@ def _table(log: ClickWorld, rows: Impressions, events: Events) -> Any:
 
 
 def _array(values: Any, kind: Any) -> Any:
-    import pyarrow as pa
+    import pyarrow as pa  # noqa: PLC0415
 
     if isinstance(values, tuple):
         offsets, flat = values

@@ -10,8 +10,8 @@ from gemctl.specs.yaml_file import printable
 
 def imported(value: Imported) -> Any:
     """Rows by part, tables, label rates, what was left out, and where it lies."""
-    from rich.console import Group
-    from rich.table import Table
+    from rich.console import Group  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
 
     parts = Table(title=f"{value.folder}: Parquet by part, spec.yaml, vocabularies.json", title_justify="left")
     for name in value.rows:

@@ -309,9 +309,9 @@ def _delta(first: float | None, second: float | None, shown: Callable[[float | N
 
 
 def rich(found: list[Section]) -> Any:
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
+    from rich.console import Group  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
 
     parts: list[Any] = []
     for section in found:

@@ -9,8 +9,8 @@ from gemctl.units import binary
 
 def preflight(value: Preflight) -> Any:
     """Where it goes on; a table of what is loaded; then what was passed over, is changed, and is lost or cut."""
-    from rich.console import Group
-    from rich.table import Table
+    from rich.console import Group  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
 
     none = "--from-scratch" if value.left_alone else "no checkpoint"
     start = f"from {value.checkpoint} (step {value.step})" if value.checkpoint else f"from the start ({none})"
@@ -35,6 +35,6 @@ def preflight(value: Preflight) -> Any:
 
 
 def _text(lines: str) -> Any:
-    from rich.text import Text
+    from rich.text import Text  # noqa: PLC0415
 
     return Text(lines)

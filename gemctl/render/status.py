@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 def run_list(value: "RunList") -> "Group":
     """One line a run, newest last."""
-    from rich.console import Group
-    from rich.text import Text
+    from rich.console import Group  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
 
     runs = _runs(value.runs) if value.runs else Text(f"no runs below {value.root}")
     older = [Text(f"{value.older:,} older runs: gemctl list --last 0")] if value.older else []
@@ -25,8 +25,8 @@ def run_list(value: "RunList") -> "Group":
 
 
 def _runs(runs: "list[RunStatus]") -> "Table":
-    from rich.table import Table
-    from rich.text import Text
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
 
     table = Table("run", "name", "state", "started", "attempts", "step", "checkpoint", box=None, header_style="bold")
     for run in runs:
@@ -47,8 +47,8 @@ def _state(run: "RunStatus") -> str:
 
 def run_status(value: "RunStatus") -> "Group":
     """One run: where it is, who runs it, its attempts, its ranks, what is spent, and how it ended."""
-    from rich.console import Group
-    from rich.text import Text
+    from rich.console import Group  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
 
     saved = "none" if value.checkpoint is None else f"{value.checkpoint} ({value.checkpoint_step} steps)"
     lines = [f"{value.run_id} ({value.name}): {value.state}", value.path, f"newest checkpoint: {saved}"]
@@ -76,7 +76,7 @@ def _submission(value: "SubmissionStatus") -> str:
 
 
 def _attempts(value: "RunStatus") -> "Table":
-    from rich.table import Table
+    from rich.table import Table  # noqa: PLC0415
 
     names = ("attempt", "state", "supervisor", "started", "from step", "stage", "step", "last beat")
     table = Table(*names, box=None, header_style="bold")
@@ -102,9 +102,9 @@ def _row(attempt: "AttemptStatus") -> list[str]:
 
 
 def _ranks(value: "RunStatus") -> "Table":
-    from rich.table import Table
+    from rich.table import Table  # noqa: PLC0415
 
-    from gemctl.render.mesh import pattern
+    from gemctl.render.mesh import pattern  # noqa: PLC0415
 
     table = Table("ranks", "stage", "step", "last sign", box=None, header_style="bold")
     for group in value.ranks:
@@ -143,7 +143,7 @@ def detached(value: "Detached") -> str:
 
 def sweep(value: "Sweep") -> "Table":
     """A row for each run."""
-    from rich.table import Table
+    from rich.table import Table  # noqa: PLC0415
 
     table = Table("run", "job", "settings", box=None, pad_edge=False)
     for one in value.runs:

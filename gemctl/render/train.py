@@ -9,8 +9,8 @@ from gemctl.render.show import rendered
 
 def dry_run(value: DryRun) -> Any:
     """The plan, then one block for each role of the request, then the scheduler's own form whole."""
-    from rich.console import Group
-    from rich.text import Text
+    from rich.console import Group  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
 
     roles = value.request["roles"]
     warm = [Text(rendered(value.warm_start))] if value.warm_start is not None else []

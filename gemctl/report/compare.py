@@ -85,7 +85,7 @@ def _parts(first: dict[str, float], second: dict[str, float]) -> dict[str, tuple
 
 def _settings(run: RunDir) -> dict[str, str]:
     """The last attempt's configuration with dotted keys; entries of a list of mappings are numbered from 0."""
-    from gemctl.config.compose import from_yaml
+    from gemctl.config.compose import from_yaml  # noqa: PLC0415
 
     attempt = run.configured()
     if attempt is None:

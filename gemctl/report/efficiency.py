@@ -99,7 +99,7 @@ def _compare(found: Efficiency, config: Config | None) -> None:
 
 
 def _layers(config: Config | None) -> tuple[Layers | None, str | None]:
-    from gemctl.specs import feature_spec
+    from gemctl.specs import feature_spec  # noqa: PLC0415
 
     if config is None:
         return None, None

@@ -228,7 +228,7 @@ def _attempts(journals: list[Journal]) -> list[AttemptReport]:
 
 def _config(run: RunDir, journal: Journal) -> Config | None:
     """The attempt's configuration, if it got that far, with the places where its data are now."""
-    from gemctl.config.compose import from_yaml
+    from gemctl.config.compose import from_yaml  # noqa: PLC0415
 
     if not journal.attempt.configured:
         return None

@@ -122,7 +122,7 @@ def _fit_task(features: Floats, label: Floats, weight: Floats) -> "LogisticRegre
     counted = weight > 0
     if len(np.unique(label[counted])) < 2:
         return None
-    from sklearn.linear_model import LogisticRegression  # 1 s
+    from sklearn.linear_model import LogisticRegression  # 1 s  # noqa: PLC0415
 
     model = LogisticRegression(max_iter=200)
     return model.fit(features[counted], label[counted], sample_weight=weight[counted])

@@ -223,7 +223,7 @@ class TrainLog:
     def _to_tensorboard(self, step: int, line: dict[str, Any]) -> None:
         if self._tb is None:
             # 0.15 s; here, after the first steps, it delays nothing that start-up waits for.
-            from torch.utils.tensorboard import SummaryWriter
+            from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415
 
             with named(self._tb_dir):
                 self._tb = SummaryWriter(str(self._tb_dir))

@@ -48,7 +48,7 @@ def train(path: str) -> None:
 
 def measure(text: str) -> dict[str, object]:
     """The layers' times, as `gemctl bench layers` keeps them."""
-    from dataclasses import asdict
+    from dataclasses import asdict  # noqa: PLC0415
 
     config = from_yaml(text, "config.yaml")
     return asdict(layers.measure(config, spec_of(config)))
@@ -56,7 +56,7 @@ def measure(text: str) -> dict[str, object]:
 
 def reported(folder: Path, world: int) -> Report:
     """A training on `world` ranks, then its layers alone, then its report."""
-    from gemctl.report.measured import keep
+    from gemctl.report.measured import keep  # noqa: PLC0415
 
     config = configured(folder, world)
     ensure(config.data)

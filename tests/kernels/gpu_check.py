@@ -281,6 +281,6 @@ def test_schedule_without_host_sync() -> None:
 
 def report(line: str) -> None:
     """Shown by pytest -rP and kept in the report of a failure."""
-    import sys
+    import sys  # noqa: PLC0415
 
     sys.stdout.write(line + "\n")

@@ -177,6 +177,6 @@ def test_host_time(op: Op) -> None:
 
 
 def report(line: str) -> None:
-    import sys
+    import sys  # noqa: PLC0415
 
     sys.stdout.write(line + "\n")

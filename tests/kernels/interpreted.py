@@ -42,7 +42,7 @@ def fast_cases() -> list[Case]:
 
 def slow_cases() -> list[Case]:
     """Every branch of the kernels."""
-    from gemctl.kernels.gdpa.activation import Activation
+    from gemctl.kernels.gdpa.activation import Activation  # noqa: PLC0415
 
     found = [
         flash("aligned"),
@@ -82,7 +82,7 @@ def some_cases() -> list[Case]:
 def failures(name: str, dtype: torch.dtype, share: int = 0, shares: int = 1) -> list[str]:
     """What is wrong with this share of the cases that the function `name` gives; run in a process of its own."""
     start()
-    from gemctl.kernels.pooled_attention import triton as pooling
+    from gemctl.kernels.pooled_attention import triton as pooling  # noqa: PLC0415
 
     pooling.CHUNK = 16  # so that short rows have several
     chosen: list[Case] = {"fast": fast_cases, "slow": slow_cases, "some": some_cases}[name]()[share::shares]
@@ -95,7 +95,7 @@ def failures_of_rank(name: str, dtype: torch.dtype) -> list[str]:
 
 
 def _failures_of(case: Case, dtype: torch.dtype) -> list[str]:
-    from tests.kernels.guarded import guarded
+    from tests.kernels.guarded import guarded  # noqa: PLC0415
 
     inputs = case.inputs(dtype)
     with dispatch.use("reference"):
@@ -120,7 +120,7 @@ def _differences(found: dict[str, Tensor], wanted: dict[str, Tensor], dtype: tor
 def scores_far_below_zero() -> list[float]:
     """Errors of softmax rows whose scores are all near −30, beside 31 padded keys of score 0: by dtype."""
     start()
-    from gemctl.kernels.jagged_flash_attention.op import jagged_flash_attention
+    from gemctl.kernels.jagged_flash_attention.op import jagged_flash_attention  # noqa: PLC0415
 
     errors = []
     for dtype in (torch.float32, torch.float16):
@@ -140,7 +140,7 @@ def scores_far_below_zero() -> list[float]:
 def hiding_bias() -> list[str]:
     """What is wrong where a bias of −inf hides keys, among them whole blocks from some rows."""
     start()
-    from gemctl.kernels.jagged_flash_attention.op import jagged_flash_attention
+    from gemctl.kernels.jagged_flash_attention.op import jagged_flash_attention  # noqa: PLC0415
 
     bias = torch.zeros(1, 6, 70)
     bias[:, :3, :40] = bias[:, :, 64:] = -torch.inf
@@ -163,8 +163,8 @@ def bfloat16_is_refused() -> str:
 def short_tables() -> list[bool]:
     """Whether a bias and angles that are too short give NaN where they are missed, and only there."""
     start()
-    from gemctl.kernels.block_attention.op import block_attention
-    from gemctl.kernels.jagged_flash_attention.op import jagged_flash_attention
+    from gemctl.kernels.block_attention.op import block_attention  # noqa: PLC0415
+    from gemctl.kernels.jagged_flash_attention.op import jagged_flash_attention  # noqa: PLC0415
 
     rows = cases.offsets([40])
     q = torch.randn(40, 1, 8)

@@ -135,7 +135,7 @@ def layers(q: Tensor, k: Tensor, v: Tensor, rows: Tensor) -> Tensor:
 def tables_made() -> list[int]:
     """In the graphs of the forward and the backward of `layers`, in Triton's interpreter."""
     interpreted.start()
-    from gemctl.kernels import dispatch
+    from gemctl.kernels import dispatch  # noqa: PLC0415
 
     made: list[int] = []
 
@@ -156,7 +156,7 @@ def test_compiled_layers_make_the_tables_of_their_batch_once() -> None:
 
 def compiled_in_the_interpreter() -> None:
     interpreted.start()
-    from gemctl.kernels import dispatch
+    from gemctl.kernels import dispatch  # noqa: PLC0415
 
     with dispatch.use("triton"):
         for op in OPS:

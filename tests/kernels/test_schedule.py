@@ -36,7 +36,7 @@ def batches() -> dict[str, tuple[list[int], int]]:
 def built(lengths: list[int], other: list[int], height: int, behind: int, ahead: int) -> list[Tile]:
     """The schedule of one batch, from the kernels."""
     interpreted.start()
-    from gemctl.kernels import schedule
+    from gemctl.kernels import schedule  # noqa: PLC0415
 
     order = schedule.tiles(cases.offsets(lengths), sum(lengths), height, cases.offsets(other), behind, ahead)
     assert order.shape[0] == sum(lengths) // height + len(lengths)
@@ -148,8 +148,8 @@ def test_reach() -> None:
 def several() -> list[list[Tile]]:
     """Three tables made together: of queries in two heights, of keys."""
     interpreted.start()
-    from gemctl.kernels import schedule
-    from gemctl.kernels.tables import Table
+    from gemctl.kernels import schedule  # noqa: PLC0415
+    from gemctl.kernels.tables import Table  # noqa: PLC0415
 
     tables = Table(False, 4, 4, FAR, FAR), Table(False, 8, 16, FAR, 0), Table(True, 2, 4, 0, FAR)
     q_offsets, k_offsets = cases.offsets(SIDES[0]), cases.offsets(SIDES[1])

@@ -43,11 +43,11 @@ def variants() -> list[Variant]:
 
 def run(variant: Variant) -> None:
     """Forward and backward of the op; nothing is computed."""
-    from gemctl.kernels import schedule
-    from gemctl.kernels.block_attention import triton as block
-    from gemctl.kernels.gdpa import triton as gdpa
-    from gemctl.kernels.jagged_flash_attention import triton as flash
-    from gemctl.kernels.pooled_attention import triton as pooled
+    from gemctl.kernels import schedule  # noqa: PLC0415
+    from gemctl.kernels.block_attention import triton as block  # noqa: PLC0415
+    from gemctl.kernels.gdpa import triton as gdpa  # noqa: PLC0415
+    from gemctl.kernels.jagged_flash_attention import triton as flash  # noqa: PLC0415
+    from gemctl.kernels.pooled_attention import triton as pooled  # noqa: PLC0415
 
     op, dtype, dim, options = variant
     rows = cases.offsets([options.get("length", 100)] * 2)
@@ -83,9 +83,9 @@ def run(variant: Variant) -> None:
 
 def compiled(kernel: Any, tiling: Any, args: tuple[Any, ...], constants: tuple[Any, ...]) -> Any:
     """The kernel for sm_90, specialised as Triton would for these arguments."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
+    import triton  # noqa: PLC0415
+    from triton.backends.compiler import GPUTarget  # noqa: PLC0415
+    from triton.compiler import ASTSource  # noqa: PLC0415
 
     names = kernel.arg_names
     signature, attributes = dict.fromkeys(names, "constexpr"), {}
@@ -109,7 +109,7 @@ def compiled(kernel: Any, tiling: Any, args: tuple[Any, ...], constants: tuple[A
 
 def stack_bytes(binary: bytes) -> int:
     """Bytes of each thread's stack, where registers are spilled to."""
-    import triton
+    import triton  # noqa: PLC0415
 
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -136,7 +136,7 @@ def compile_share(folder: str) -> list[tuple[str, int, int]]:
 
 def recorded(patch: pytest.MonkeyPatch, call: Callable[[], None]) -> Iterator[tuple[Any, ...]]:
     """(kernel, tiling, arguments, constants) of every launch in a call."""
-    from tests.kernels.guarded import MODULES
+    from tests.kernels.guarded import MODULES  # noqa: PLC0415
 
     launches = []
 

@@ -103,7 +103,7 @@ def save(run: RunDir, step: int, attempt: int) -> Path:
 
 
 def text(value: Any) -> str:
-    from rich.console import Console
+    from rich.console import Console  # noqa: PLC0415
 
     out = io.StringIO()
     Console(file=out, width=200).print(rendered(value))

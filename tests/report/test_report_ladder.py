@@ -39,9 +39,9 @@ def test_the_ladder_trains_twice_scores_both_and_lists_all_rungs(monkeypatch: py
         ("base rate", 0.0), ("logistic regression", 0.25), ("the model, histories emptied", 0.5), ("the model", 0.7),
         ("best possible", 1.0),
     ]  # fmt: skip
-    from rich.console import Console
+    from rich.console import Console  # noqa: PLC0415
 
-    from gemctl.render.report import rich
+    from gemctl.render.report import rich  # noqa: PLC0415
 
     out = io.StringIO()
     Console(file=out, width=200).print(rich(quality.sections(ladder)))

@@ -72,16 +72,16 @@ def write_rows(path: Path, rows: int, seed: int) -> None:
 
 def save_checkpoint(folder: str) -> list[list[float]]:
     """Runs on each of 2 ranks: initialises the model, saves it, and returns its own logits of the rank's eval rows."""
-    import torch.distributed as dist
+    import torch.distributed as dist  # noqa: PLC0415
 
-    from gemctl.checkpoint.save import Saver
-    from gemctl.config.compose import from_yaml
-    from gemctl.data.loader import eval_batches
-    from gemctl.mesh.topology import resolve
-    from gemctl.parallel.assemble import assemble
-    from gemctl.run.manifest import RunFacts
-    from gemctl.specs import feature_spec
-    from gemctl.train.optim import DenseOptimizer
+    from gemctl.checkpoint.save import Saver  # noqa: PLC0415
+    from gemctl.config.compose import from_yaml  # noqa: PLC0415
+    from gemctl.data.loader import eval_batches  # noqa: PLC0415
+    from gemctl.mesh.topology import resolve  # noqa: PLC0415
+    from gemctl.parallel.assemble import assemble  # noqa: PLC0415
+    from gemctl.run.manifest import RunFacts  # noqa: PLC0415
+    from gemctl.specs import feature_spec  # noqa: PLC0415
+    from gemctl.train.optim import DenseOptimizer  # noqa: PLC0415
 
     run = RunDir(Path(folder))
     config = from_yaml(run.attempt(1).config.read_text(), "config")
