@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import random
+import re
 
 import pytest
 
@@ -116,6 +117,12 @@ def test_placing_follows_addresses_not_names_nor_the_order_of_reports() -> None:
 def test_placing_keeps_the_given_order_where_no_address_tells() -> None:
     mesh = place_on_hosts(Topology(3, 1, 3, 1, 1, 3, 1), [HostReport("n10", 1), HostReport("n2", 2)])
     assert mesh.ranks_by_host() == {"n10": [0], "n2": [1, 2]}
+
+
+def test_a_message_names_eight_hosts_and_counts_the_others() -> None:
+    listed = ", ".join(f"n{number}: 1" for number in range(8))
+    with pytest.raises(InputError, match=re.escape(f"11 slots ({listed}, … 3 more)")):
+        place_on_hosts(Topology(4, 1, 4, 1, 1, 4, 4), [HostReport(f"n{number}", 1) for number in range(11)])
 
 
 def test_placing_refuses_hosts_that_are_not_the_world() -> None:

@@ -6,9 +6,10 @@ import pytest
 
 from gemctl.cluster import catalogue
 from gemctl.cluster.host import Host, HostGpu
-from gemctl.config.schema import ClusterConfig, Config, DataConfig, LauncherConfig, SlurmConfig
+from gemctl.config.schema import MOST_NODES, ClusterConfig, Config, DataConfig, LauncherConfig, SlurmConfig
 from gemctl.mesh.topology import Topology
-from gemctl.plan.fit import Memory, Need, cluster_memory, explain, judge, needs
+from gemctl.plan import fit
+from gemctl.plan.fit import Memory, Need, cluster_memory, explain, judge, nearest_change, needs
 from gemctl.plan.memory import DEVICE, HOST, HOST_RESERVE, MemoryObject, RankClass
 
 GIB = 1 << 30
@@ -88,3 +89,59 @@ def test_an_overflow_is_explained_in_bytes() -> None:
     assert "6.0 GiB" in lines[1] and "5.0 GiB of it on the device" in lines[1]
     assert lines[1].endswith("weights 5.0 GiB, inputs 1.0 GiB")
     assert lines[2:] == ["nearest change that fits: train.accumulate=2"]
+
+
+def test_this_machine_is_asked_for_what_is_not_configured_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+
+    def this_host(gpus: bool) -> Host:
+        asked.append(gpus)
+        return HERE
+
+    monkeypatch.setattr(fit, "this_host", this_host)
+    assert cluster_memory(config_of(device="cpu", memory_gb=50)) == Memory(50 * 10**9, None, 1)
+    assert asked == []
+    assert cluster_memory(config_of(device="cpu")) == Memory(32 * GIB, None, 2)
+    assert asked == [False]
+    assert cluster_memory(config_of(device="cuda", memory_gb=50)) == Memory(50 * 10**9, 16 * GIB, 1)
+    assert asked == [False, True]
+
+
+def offers(config: Config) -> list[str]:
+    """Every change that is tried, in order, as if none before it were enough."""
+    texts: list[str] = []
+    while True:
+        verdicts = iter([*[False] * len(texts), True])
+        text = nearest_change(config, lambda changed, verdicts=verdicts: next(verdicts, False))  # type: ignore[misc]
+        if text is None:
+            return texts
+        texts.append(text)
+
+
+def test_the_nearest_change_keeps_the_loss_curve_if_it_can() -> None:
+    config = config_of(LauncherConfig(nodes=MOST_NODES // 4, ranks_per_node=4), device="cpu")
+    config.train.global_batch, config.data.window = 4, 2
+    config.topology.dp_replicate, config.topology.mp_replicate = 4, "auto"
+    wider = "topology.world_size=auto topology.dp_shard=auto topology.mp_shard=auto"
+    assert offers(config) == [
+        *(f"train.accumulate={count}" for count in (2, 4, 8, 16)),
+        "train.recompute=layers",
+        "topology.dp_replicate=2 topology.dp_shard=auto",
+        "topology.dp_replicate=1 topology.dp_shard=auto",
+        "data.window=1",
+        f"launcher.nodes={MOST_NODES // 2} {wider}",
+        f"launcher.nodes={MOST_NODES} {wider}",
+        "launcher.ranks_per_node=2 topology=fsdp",
+        "launcher.ranks_per_node=1 topology=fsdp",
+        "train.global_batch=2",
+        "train.global_batch=1",
+    ]
+    config.launcher.nodes, config.train.recompute, config.train.accumulate = 1, "layers", 3
+    config.topology.dp_replicate, config.topology.mp_replicate = "auto", 2
+    changed = offers(config)
+    assert changed[:5] == [
+        *(f"train.accumulate={3 * factor}" for factor in (2, 4, 8, 16)),
+        "topology.mp_replicate=1 topology.mp_shard=auto",
+    ]
+    nodes = [text.split()[0] for text in changed if "nodes" in text]
+    assert nodes == [f"launcher.nodes={count}" for count in (2, 4, 8, 16, 32, 64, 128)]
