@@ -126,7 +126,7 @@ def test_hosts_that_do_not_meet_never_train(ends: dict[str, Ended], case: str, t
 def test_rank_in_the_wrong_place_names_both(ends: dict[str, Ended]) -> None:
     end = ends["misplaced"]
     assert end.error == "RunFailed"
-    assert "runs on elsewhere as its local rank" in end.message
+    assert "runs on elsewhere as local rank" in end.message
     assert "; the mesh places it on n" in end.message
 
 
