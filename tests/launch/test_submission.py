@@ -21,7 +21,7 @@ from gemctl.data.synthetic import ensure, spec_text
 from gemctl.errors import GemctlError, InputError
 from gemctl.launch import supervise as supervising
 from gemctl.launch.follow import wait_for_start
-from gemctl.launch.liveness import attempt_of, refuse_running
+from gemctl.launch.liveness import attempt_of, is_starting, refuse_running
 from gemctl.launch.submit import check_config
 from gemctl.launchers import api, local
 from gemctl.run import requests
@@ -30,6 +30,7 @@ from gemctl.run.directory import RunDir
 from gemctl.run.files import JsonLog
 from gemctl.run.rank_records import StageRecorder
 from gemctl.run.submission import Job, Submission, submissions, submit
+from tests.support.waiting import wait_for
 
 
 @pytest.fixture
@@ -392,3 +393,13 @@ def test_a_launchable_configuration_has_notes_on_its_data(tmp_path: Path) -> Non
     config.data.synthetic, config.data.eval = None, f"{tmp_path}/train"
     (note,) = check_config(config)
     assert note.startswith(f"data.eval: {tmp_path}/train/rows.parquet: also in data.train")
+
+
+def test_an_attempt_is_starting_until_its_first_heartbeat_or_its_end(run: RunDir) -> None:
+    attempt = _start(run, 1)
+    assert is_starting(attempt)
+    attempt.write_end("failed")
+    assert not is_starting(attempt)
+    beating = _start(run, 2)
+    with Heartbeat(beating, 0.02):
+        wait_for(lambda: not is_starting(beating))

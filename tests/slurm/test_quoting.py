@@ -145,7 +145,7 @@ def test_run_below_an_odd_root_trains_and_tells_how_to_go_on(desk: Desk) -> None
     run = Watched(RunDir.open(done.json()["path"]))
     assert run.dir.path.parent.parent == desk.folder / root
     assert desk.ended(run, 1)["outcome"] == "finished"
-    assert "step 2/2" in run.supervisor_log()
+    wait_for(lambda: "step 2/2" in run.supervisor_log())  # the supervisor's last line comes after the end record
     resumed = desk.gemctl("resume", str(run.dir.path))
     (line,) = [line for line in resumed.told.splitlines() if "to train further: " in line]
     again = shlex.split(line.split("to train further: ", 1)[1])
