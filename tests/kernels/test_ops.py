@@ -126,6 +126,8 @@ REFUSED: list[tuple[Callable[[], Tensor], str]] = [
     (lambda: jagged_flash_attention(Q[0], K, K, OFFSETS, OFFSETS, 3, 3), r"q must be \[tokens, heads, head_dim\]"),
     (lambda: jagged_flash_attention(Q, K[:, :, :3], K, OFFSETS, OFFSETS, 3, 3), "must have one shape; head_dim of q"),
     (lambda: pooled_attention(Q[:, :0], K, K, OFFSETS, 3), r"seeds needs at least one head .* not \[5, 0, 4\]"),
+    (lambda: pooled_attention(Q, K[:, :0], K[:, :0], OFFSETS, 3), r"k needs at least one head .* not \[5, 0, 4\]"),
+    (lambda: pooled_attention(Q[:, :, :0], K[..., :0], K[..., :0], OFFSETS, 3), "seeds needs .*; k needs at least one"),
     (lambda: gdpa(Q[:, :1], K, K, OFFSETS, OFFSETS, 3, 3, activation="silu"), r"heads of k and v \(2\) must divide"),
     (lambda: pooled_attention(Q.double(), K, K, OFFSETS, 3), "seeds, k, v must have one floating dtype"),
     (lambda: pooled_attention(Q, K, K, OFFSETS.int(), 3), r"k_offsets must be int64 \[B\+1\]"),
