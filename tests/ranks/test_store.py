@@ -154,7 +154,7 @@ def test_only_the_user_can_read_the_secret(attempt: Attempt, tmp_path: Path) -> 
     for path, mode, text, told in (
         (attempt.secret, 0o640, None, "lets others read"),
         (attempt.secret, 0o604, None, "lets others read"),
-        (attempt.secret, 0o600, "ab", "is cut"),
+        (attempt.secret, 0o600, "ab", "is truncated"),
         (attempt.secret, 0o600, "no", "cannot be read"),
         (tmp_path / "link", 0o600, None, "cannot be read"),
         (tmp_path / "none", 0o600, None, "cannot be read"),
