@@ -49,7 +49,7 @@ def test_data() -> str | None:
 
 
 def inject() -> str | None:
-    """The fault that gemctl.run.inject injects, or None."""
+    """The faults that gemctl.failpoints injects, or None."""
     return os.environ.get("GEMCTL_INJECT") or None
 
 

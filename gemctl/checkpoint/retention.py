@@ -7,32 +7,28 @@ takes no room from the next one. What cannot be read now, is damaged, or was lef
 
 import shutil
 import socket
-from collections.abc import Callable
 from pathlib import Path
 
 from gemctl import process
 from gemctl.durable import sync_folder
 from gemctl.errors import InputError
+from gemctl.failpoints import failpoint
 from gemctl.run.attempt import Attempt
 from gemctl.run.directory import RunDir
 from gemctl.run.files import entries, read_log
-from gemctl.run.inject import Point
 from gemctl.run.manifest import DELETED, FOLDER, Checkpoint, check_size, checkpoints, verify
 
 
-def _nowhere(point: Point) -> None:
-    pass
-
-
-def prune(run: RunDir, attempt: Attempt, keep: int, reach: Callable[[Point], None] = _nowhere) -> list[Path]:
+def prune(run: RunDir, attempt: Attempt, keep: int) -> list[Path]:
     """Deletes valid checkpoints but the newest `keep`, whole void ones of earlier attempts, and what is half written.
 
     Returns the deleted folders. Nothing is deleted before `attempt` has completed a checkpoint of its own, and once a
-    higher attempt owns the run. `reach` is told where it is.
+    higher attempt owns the run.
     """
     found = checkpoints(run)
     valid = [one for one in found if one.state == "valid" and _whole(one)]
-    if not any(one.attempt == attempt.number for one in valid):
+    own = [one.step for one in valid if one.attempt == attempt.number]
+    if not own:
         return []
     left_alone = {name for one in run.attempts() if (base := one.started_from()) for name in base.left_alone}
     void = [
@@ -40,7 +36,12 @@ def prune(run: RunDir, attempt: Attempt, keep: int, reach: Callable[[Point], Non
         for one in found
         if one.state == "void" and one.attempt < attempt.number and one.path.name not in left_alone and _whole(one)
     ]
-    removed = [one.path for one in [*valid[keep:], *void] if _remove(one.path, attempt, reach)]
+    removed = []
+    for one in [*valid[keep:], *void]:
+        if doomed := _unpublish(one.path, attempt):
+            failpoint("save.prune", max(own))
+            _erase(doomed)
+            removed.append(one.path)
     return removed + remove_half_written(run, attempt)
 
 
@@ -52,7 +53,12 @@ def remove_half_written(run: RunDir, attempt: Attempt) -> list[Path]:
             if FOLDER.fullmatch(path.name.removesuffix(DELETED)) and path.name.endswith(DELETED):
                 _erase(path)
     halves = [one for one in checkpoints(run) if one.state == "unfinished" and one.attempt < attempt.number]
-    return [one.path for one in halves if surely_dead(run.attempt(one.attempt)) and _remove(one.path, attempt)]
+    removed = []
+    for one in halves:
+        if surely_dead(run.attempt(one.attempt)) and (doomed := _unpublish(one.path, attempt)):
+            _erase(doomed)
+            removed.append(one.path)
+    return removed
 
 
 def surely_dead(attempt: Attempt) -> bool:
@@ -76,16 +82,15 @@ def _whole(checkpoint: Checkpoint) -> bool:
     return not verify(checkpoint.path, check_size)
 
 
-def _remove(folder: Path, attempt: Attempt, reach: Callable[[Point], None] = _nowhere) -> bool:
-    """Takes its name away first, so that what is half deleted is no checkpoint, and no damaged one either."""
+def _unpublish(folder: Path, attempt: Attempt) -> Path | None:
+    """Renames a checkpoint that is to be erased, so that a half-deleted one is not taken for a damaged one; its new
+    path, or None if it is not this attempt's to delete."""
     if folder.is_symlink() or not attempt.owns_run():  # what a link leads to is not this run's
-        return False
+        return None
     doomed = folder.with_name(folder.name + DELETED)
     folder.rename(doomed)
     sync_folder(folder.parent)
-    reach("prune")
-    _erase(doomed)
-    return True
+    return doomed
 
 
 def _erase(folder: Path) -> None:

@@ -16,7 +16,6 @@ any more publishes nothing. Rank 0 says what became of each save in attempts/<n>
 """
 
 import contextlib
-import functools
 import os
 import shutil
 import threading
@@ -39,10 +38,10 @@ from gemctl.checkpoint.storage import METADATA, PieceSave, Row, Writer, rank_fil
 from gemctl.config.schema import CheckpointConfig
 from gemctl.durable import sync_file, sync_folder
 from gemctl.errors import GemctlError, InputError
+from gemctl.failpoints import failpoint
 from gemctl.parallel.exchange import broadcast_json, gather_json, scatter_json
 from gemctl.run.directory import RunDir
 from gemctl.run.files import JsonLog
-from gemctl.run.inject import Point, maybe_inject
 from gemctl.run.manifest import (
     FILE_NAME,
     Manifest,
@@ -147,7 +146,7 @@ class Saver:
 
     def _start(self, step: int, state: Mapping[str, Tensor], position: dict[str, Any], start: float) -> None:
         folder = self._run.checkpoints / folder_name(step, self._attempt.number)
-        self._reach(step, "copy")
+        failpoint("save.copy", step)
         layouts = {key: layout(value) for key, value in state.items()}
         staged = self._stager.stage(state_pieces(state))
         job = _Job(step, folder, staged, layouts, position, start)
@@ -172,8 +171,7 @@ class Saver:
 
     def _try(self, job: _Job) -> _Fault | None:
         """One try; why it failed, or None. Collective, and the same on every rank."""
-        reach = functools.partial(self._reach, job.step)
-        save = PieceSave(job.staged, Writer(job.folder, self._rank, reach), self._rank)
+        save = PieceSave(job.staged, Writer(job.folder, self._rank), self._rank)
         plans = gather_json(self._part(save.plan), self._group)
         own = scatter_json(None if plans is None else self._divide(save, plans), self._group)
         if own["fault"]:
@@ -201,8 +199,9 @@ class Saver:
 
     def _write(self, job: _Job, save: PieceSave, rows: list[Row]) -> dict[str, Any]:
         """Writes this rank's part: where its pieces lie, its files, the layouts and the content of what it wrote."""
+        failpoint("save.upload", job.step)
         places = save.write(rows)
-        self._reach(job.step, "hash")
+        failpoint("save.hash", job.step)
         files = {name: asdict(describe_file(job.folder / name)) for name in rank_files(job.folder, self._rank)}
         sums = add_up([{key: content_sum(piece)} for key, piece in save.written()])
         return {"places": places, "files": files, "layouts": job.layouts, "sums": sums}
@@ -238,10 +237,6 @@ class Saver:
             with contextlib.suppress(OSError):  # a full disk: the fault itself goes to the ranks' records
                 self._log.write({"event": event, "step": job.step, "time": time.time(), **facts}, last=True)
 
-    def _reach(self, step: int, point: Point) -> None:
-        """Where a test may plant an event."""
-        maybe_inject(self._rank, "save", step, point)
-
     def _discard(self, job: _Job) -> None:
         """Deletes what an unpublished save has left, for its room; no rank writes any more."""
         if self._rank == 0:
@@ -256,6 +251,7 @@ class Saver:
         layouts = {key: text for part in found for key, text in part["layouts"].items()}
         files = {name: StoredFile(**facts) for part in found for name, facts in part["files"].items()}
         try:
+            failpoint("save.metadata", job.step)
             metadata = save.finish([part["places"] for part in found])
             files[METADATA] = describe_file(job.folder / METADATA)
             objects = {
@@ -265,10 +261,10 @@ class Saver:
             }
             manifest = Manifest(job.step, self._attempt.number, self._facts, job.position, objects, files)
             if self._attempt.owns_run():
-                self._reach(job.step, "manifest")
+                failpoint("save.manifest", job.step)
                 self._sync_logs()
                 publish(job.folder, manifest)
-                self._reach(job.step, "published")
+                failpoint("save.published", job.step)
         except OSError as error:
             if not (job.folder / FILE_NAME).exists():
                 return _Fault(f"rank 0: {_text(error)}", True)
@@ -292,7 +288,7 @@ class Saver:
     def _prune(self, job: _Job) -> None:
         """The new checkpoint stands whatever becomes of the old ones."""
         try:
-            prune(self._run, self._attempt, self._config.keep, functools.partial(self._reach, job.step))
+            prune(self._run, self._attempt, self._config.keep)
         except (OSError, InputError) as error:
             self._say(job, "prune failed", fault=_text(error))
 

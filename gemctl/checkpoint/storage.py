@@ -8,7 +8,7 @@ when a write fails (DCP reports "unexpected pos" and loses the errno between ran
 import errno
 import os
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,6 @@ from gemctl.checkpoint.metadata import METADATA, read_metadata
 from gemctl.checkpoint.pieces import Piece, dtype_name, dtype_of
 from gemctl.durable import named, sync_file
 from gemctl.errors import InputError
-from gemctl.run.inject import Point
 from gemctl.run.manifest import Manifest, check_size, file_faults, read
 
 Row = list[Any]  # JSON: of a piece (key, offsets, shape, dtype, full shape, hint), or of where it lies
@@ -128,20 +127,16 @@ def _result(row: Row) -> WriteResult:
 
 
 class Writer(FileSystemWriter):
-    """Writes one file a rank, put on disk before the save goes on; a failure is an OSError with errno and file.
+    """Writes one file a rank, put on disk before the save goes on; a failure is an OSError with errno and file."""
 
-    `reach` is told where it is.
-    """
-
-    def __init__(self, folder: Path, rank: int, reach: Callable[[Point], None]) -> None:
+    def __init__(self, folder: Path, rank: int) -> None:
         # No copy ahead: pieces are on the host, and DCP would use GPU 0 from its thread on every rank. DCP fsyncs a
         # file before the last of it has left Python's buffer, the whole of small metadata: here it is done after that.
         super().__init__(folder, single_file_per_rank=True, sync_files=False, per_thread_copy_ahead=0)
-        self._file, self._reach = folder / f"__{rank}_0.distcp", reach
+        self._file = folder / f"__{rank}_0.distcp"
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Any:
         try:
-            self._reach("upload")
             written = super().write_data(plan, planner)
             if self._file.exists():  # a rank may have nothing to write
                 sync_file(self._file)
@@ -153,7 +148,6 @@ class Writer(FileSystemWriter):
             raise OSError(cause.errno, cause.strerror, str(self._file)) from error
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        self._reach("metadata")
         with named(self._file.with_name(METADATA)):
             super().finish(metadata, results)
             sync_file(self._file.with_name(METADATA))

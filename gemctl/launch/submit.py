@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gemctl import failpoints
 from gemctl.cluster import software
 from gemctl.config.compose import to_yaml
 from gemctl.config.schema import Config
@@ -23,7 +24,6 @@ from gemctl.launchers.api import launcher_of, request, to_json
 from gemctl.plan import job
 from gemctl.plan.build import Plan, build, check_fits
 from gemctl.plan.build import to_json as plan_json
-from gemctl.run import inject
 from gemctl.run.access import written_as
 from gemctl.run.attempt import Attempt, Base
 from gemctl.run.directory import RunDir
@@ -69,7 +69,7 @@ def check_config(config: Config) -> list[str]:
 def checked_plan(config: Config, spec: FeatureSpec) -> Plan:
     """The plan of a configuration that can be launched. Raises InputError, DoesNotFit, or GemctlError for builds of
     torch and FBGEMM that do not belong together."""
-    inject.check(config.launcher.nodes * config.launcher.ranks_per_node)
+    failpoints.check(config.launcher.nodes * config.launcher.ranks_per_node)
     launcher_of(config.launcher.kind).check(config)
     if config.launcher.kind != "slurm" and config.launcher.slurm is not None:
         note(f"launcher.slurm is ignored: launcher.kind={config.launcher.kind}")

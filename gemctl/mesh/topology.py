@@ -29,6 +29,8 @@ EXPERT_SHARD = "expert_shard"
 """The groups over which experts' parameters are sharded: `dp_shard` without its `ep` factor (dp_shard / ep ranks)."""
 WORLD = "world"
 """The single group of all ranks, for what they agree on in each step."""
+CLOCKS, CLOCKS_EVERY = 11, 5
+"""Clock readings that each rank adds to that all-reduce to detect stragglers, and every how many steps."""
 
 
 @dataclass(frozen=True)

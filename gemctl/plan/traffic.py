@@ -13,13 +13,12 @@ from numpy.typing import NDArray
 
 from gemctl.cluster.tiers import Tier, tier_of
 from gemctl.mesh.groups import groups
-from gemctl.mesh.topology import EXPERT_SHARD, WORLD, Axis
+from gemctl.mesh.topology import CLOCKS, CLOCKS_EVERY, EXPERT_SHARD, WORLD, Axis
 from gemctl.plan.dense import ROOT, Unit, expert_modules
 from gemctl.plan.memory import Inputs
 from gemctl.plan.tables import FLOAT, TablePlan, dummy_tables, ranks_of_host, state_floats
 
 INT = 8
-CLOCKS, CLOCKS_EVERY = 11, 5  # of each rank, and steps between two tellings of them
 ON_HOST = "mp_shard host"  # the part of an mp_shard group on one host: counted as mp_shard
 
 

@@ -28,6 +28,7 @@ from gemctl.data.files import find_files
 from gemctl.data.fingerprint import changed
 from gemctl.durable import create
 from gemctl.errors import GemctlError, InputError
+from gemctl.failpoints import failpoint
 from gemctl.mesh.groups import HostReport, Mesh
 from gemctl.mesh.topology import Topology
 from gemctl.parallel.assemble import assemble
@@ -40,7 +41,6 @@ from gemctl.run.attempt import Attempt, Base, Heartbeat, claim, watch_beat
 from gemctl.run.base import newest_verified, passed_over, record_rollback
 from gemctl.run.directory import RunDir
 from gemctl.run.files import create_json, read_json, read_text
-from gemctl.run.inject import maybe_inject
 from gemctl.run.manifest import RunFacts, count_kinds
 from gemctl.run.mesh import read_mesh, write_mesh
 from gemctl.run.rank_records import Stage, StageRecorder
@@ -97,7 +97,6 @@ class Worker:
             self.config.data = inputs.pinned(self.config.data, self.inputs, attempt.path)
         self.device = torch.device("cpu")
         self.handled = 0
-        self.planted: set[str] = set()  # faults of GEMCTL_INJECT for the next step
 
     def run(self) -> str:
         with self.ledger.part("process_group"):
@@ -222,7 +221,7 @@ class Worker:
 
     def _enter(self, stage: Stage, step: int | None) -> None:
         self.stages.enter(stage, step)
-        self.planted |= maybe_inject(self.rank, stage, step)
+        failpoint(stage, step)
 
     def _stop_filed(self) -> bool:
         """True on rank 0 if a stop request waits for the next step."""
@@ -233,8 +232,7 @@ class Worker:
 
     def _flags(self) -> Flags:
         """What this rank asks of all ranks in this step; only rank 0 reads requests."""
-        flags = Flags(nonfinite="nan" in self.planted, nan_gradient="grad_nan" in self.planted)
-        self.planted.clear()
+        flags = Flags()
         if self.rank == 0:
             for request in self._pending():
                 self.handled = request.number

@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from gemctl.config.schema import Config
 from gemctl.data.batch import Batch
 from gemctl.data.order import local_slice
+from gemctl.failpoints import planted
 from gemctl.parallel.assemble import ShardedModel
 from gemctl.parallel.dense import gradient_norm, scale_gradients, sync_gradients
 from gemctl.parallel.tables import LookedUp
@@ -38,7 +39,6 @@ class Flags:
     stop: bool = False
     save: bool = False
     spike: bool = False  # of the global loss, so never a rank's own wish
-    nan_gradient: bool = False  # planted on this rank alone, which tells nobody
 
 
 @dataclass
@@ -124,7 +124,7 @@ class Stepper:
         """
         count = self.config.train.accumulate
         rows = len(batch)
-        if wish.nan_gradient:
+        if planted("grad_nan"):
             looked_up.leaves.tensors()[0].register_hook(lambda gradient: gradient * math.nan)
         agreed, logits, total, weights = Flags(), [], 0.0, _task_weights(batch)
         for micro in range(count):
@@ -134,8 +134,10 @@ class Stepper:
             with self._part("dense_forward"):
                 scores = self.model.logits(part, embedded, partial(self._rows, micro))
                 losses = task_losses(scores, part)
+                if planted("nan"):
+                    losses = losses * math.nan
                 # The host waits for its own device here: what it waits for below is other ranks.
-                bad = wish.nonfinite or not bool(losses.isfinite().all())
+                bad = not bool(losses.isfinite().all())
             with self._part("flag_wait"):
                 asked = replace(wish, nonfinite=bad)
                 sums, weights, agreed, clocks = self._agree(losses.detach(), weights, asked, agreed, first=micro == 0)

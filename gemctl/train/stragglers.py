@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gemctl.plan.traffic import CLOCKS_EVERY
+from gemctl.mesh.topology import CLOCKS_EVERY
 from gemctl.train.ledger import PARTS, STARTUP, Ledger
 
 EVERY = CLOCKS_EVERY  # steps of a window

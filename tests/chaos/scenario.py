@@ -2,7 +2,7 @@
 
     print(draw(17).text())
 
-A scenario is a list of commands (`train`, then `resume`s), each with faults planted in ranks (gemctl/run/inject.py),
+A scenario is a list of commands (`train`, then `resume`s), each with faults planted in ranks (gemctl/failpoints.py),
 deeds done to its processes from outside, and damage done to checkpoint files after it. The suite adds a last `resume`
 without any fault, and looks at what the run has come to.
 """

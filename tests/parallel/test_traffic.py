@@ -8,9 +8,9 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from gemctl.config.schema import ClusterConfig
-from gemctl.mesh.topology import EXPERT_SHARD, WORLD, Axis, Topology
+from gemctl.mesh.topology import CLOCKS, CLOCKS_EVERY, EXPERT_SHARD, WORLD, Axis, Topology
 from gemctl.plan.build import build
-from gemctl.plan.traffic import CLOCKS, CLOCKS_EVERY, INT
+from gemctl.plan.traffic import INT
 from tests.parallel.any_layout import Case, configured, drop_groups, made, optimizer_for, take_step
 from tests.support.small import SPEC
 from tests.support.world import run_world

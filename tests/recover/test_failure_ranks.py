@@ -15,7 +15,7 @@ from tests.support.world import run_world
 RANKS = 4
 STAGES = {"build": "stage=build", "step": "stage=step,step=3", "save": "stage=save"}
 KINDS = {"kill": "signal", "raise": "exception", "hang": "hang"}
-TOLD = {"kill": "killed by SIGKILL", "raise": "InjectedError: planted in rank 1", "hang": "inject.py:"}
+TOLD = {"kill": "killed by SIGKILL", "raise": "InjectedError: planted in rank 1", "hang": "failpoints.py:"}
 
 
 @pytest.fixture(scope="module")

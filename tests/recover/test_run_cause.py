@@ -121,11 +121,11 @@ def test_stack_dump_is_read_by_thread_the_running_one_first() -> None:
   File "/usr/lib/python3.11/threading.py", line 1002 in _bootstrap
 
 Current thread 0x00007f02 (most recent call first):
-  File "/a b/inject.py", line 72 in maybe_inject
+  File "/a b/failpoints.py", line 72 in failpoint
   File "/a b/worker.py", line 155 in _enter
 """
     main, other = threads(dump)
-    assert main == [Frame("/a b/inject.py", 72, "maybe_inject"), Frame("/a b/worker.py", 155, "_enter")]
+    assert main == [Frame("/a b/failpoints.py", 72, "failpoint"), Frame("/a b/worker.py", 155, "_enter")]
     assert [frame.function for frame in other] == ["wait", "_bootstrap"]
     assert threads("") == []
 

@@ -133,8 +133,8 @@ def work(run_path: str, number: int) -> None:
     import torch  # noqa: PLC0415
     import torch.distributed as dist  # noqa: PLC0415
 
+    from gemctl.failpoints import failpoint  # noqa: PLC0415
     from gemctl.ranks.store import of_ranks  # noqa: PLC0415
-    from gemctl.run.inject import maybe_inject  # noqa: PLC0415
 
     run = RunDir.open(run_path)
     attempt = run.attempt(number)
@@ -146,7 +146,7 @@ def work(run_path: str, number: int) -> None:
 
     def enter(stage: Stage, step: int | None) -> None:
         stages.enter(stage, step)
-        maybe_inject(rank, stage, step)
+        failpoint(stage, step)
 
     def save(step: int) -> None:
         enter("save", step)

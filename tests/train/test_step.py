@@ -1,6 +1,7 @@
 """Worlds, batch sizes and accumulation give the steps of one process."""
 
 import math
+import os
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -13,6 +14,7 @@ from gemctl.checkpoint.hash import gather_full
 from gemctl.config.schema import LauncherConfig, TopologyConfig
 from gemctl.data.batch import Batch
 from gemctl.errors import GemctlError
+from gemctl.failpoints import failpoint
 from gemctl.mesh.topology import resolve
 from gemctl.parallel.assemble import assemble
 from gemctl.run.base import RolledBack
@@ -244,9 +246,10 @@ def _not_finite(nan: str, where: str) -> tuple[type[BaseException] | None, str, 
     if where == "state" and rank == 1:
         next(iter(model.dense.parameters())).detach().to_local().fill_(math.nan)  # type: ignore[attr-defined]
     before = {name: tensor.clone() for name, tensor in gather_full(model.state() | optimizer.state()).items()}
-    wish = Flags(nan_gradient=where == "gradient" and rank == 1)
+    os.environ["GEMCTL_INJECT"] = "grad_nan:rank=1,step=3" if where == "gradient" else ""
+    failpoint("step", 3)
     try:
-        Stepper(config, model, optimizer, Ledger()).step(3, local_batch(0, 16, rank, 2), 8, wish)
+        Stepper(config, model, optimizer, Ledger()).step(3, local_batch(0, 16, rank, 2), 8, Flags())
     except GemctlError as error:
         after = gather_full(model.state() | optimizer.state())
         same = all(torch.equal(before[name], after[name]) or bool(before[name].isnan().any()) for name in before)

@@ -1,4 +1,4 @@
-"""The event injector acts at its rank, step, stage, point and attempt, and nowhere else."""
+"""A fault is injected at its rank, step, stage, point and attempt, and nowhere else."""
 
 import os
 import resource
@@ -10,24 +10,24 @@ import pytest
 
 from gemctl.config.schema import Config, DataConfig, LauncherConfig
 from gemctl.errors import InputError
+from gemctl.failpoints import Fault, InjectedError, check, failpoint, parse, planted
 from gemctl.launch.submit import checked_plan
-from gemctl.run.inject import Event, InjectedError, check, maybe_inject, parse
 from gemctl.run.rank_records import Stage
 from gemctl.specs.feature_spec import parse as parse_spec
 
 SPEC = parse_spec("{name: s, tables: [], dense: [{name: x}], labels: [{name: y}]}", "spec.yaml")
 
 
-def test_event_is_parsed_with_defaults() -> None:
-    assert parse("kill:rank=1,step=3") == (Event("kill", 1, 3, "step", 1),)
-    assert parse("nan") == (Event("nan", 0, None, "step", 1),)
+def test_faults_are_parsed_with_defaults() -> None:
+    assert parse("kill:rank=1,step=3") == (Fault("kill", 1, 3, "step", 1),)
+    assert parse("nan") == (Fault("nan", 0, None, "step", 1),)
     assert parse("nan; stop:stage=save,point=hash,count=2") == (
-        Event("nan"),
-        Event("stop", 0, None, "save", 1, "hash", 2),
+        Fault("nan"),
+        Fault("stop", 0, None, "save", 1, "hash", 2),
     )
 
 
-def test_unknown_event_is_refused_before_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_fault_is_refused_before_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GEMCTL_INJECT", "frob:x=1")
     with pytest.raises(InputError) as error:
         checked_plan(Config(data=DataConfig(spec="none", train="none")), SPEC)
@@ -47,13 +47,14 @@ def test_a_rank_that_the_run_does_not_have_is_refused_before_a_launch(monkeypatc
 
 def test_a_slowed_rank_sleeps_for_its_own_work_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GEMCTL_INJECT", "slow:rank=1,factor=4")
-    maybe_inject(1, "step", 0)
+    monkeypatch.setenv("RANK", "1")
+    failpoint("step", 0)
     time.sleep(0.2)
     begun = time.thread_time()
     while time.thread_time() - begun < 0.05:
         pass
     start = time.perf_counter()
-    assert maybe_inject(0, "step", 1) == maybe_inject(1, "step", 1) == set()
+    failpoint("step", 1)
     assert 0.15 <= time.perf_counter() - start < 0.5
 
 
@@ -79,46 +80,53 @@ def test_nothing_happens_elsewhere(
 ) -> None:
     monkeypatch.setenv("GEMCTL_INJECT", "raise:rank=1,step=3")
     monkeypatch.setenv("GEMCTL_ATTEMPT", str(attempt))
-    assert not maybe_inject(rank, stage, step)
+    monkeypatch.setenv("RANK", str(rank))
+    failpoint(stage, step)
     monkeypatch.setenv("GEMCTL_ATTEMPT", "1")
+    monkeypatch.setenv("RANK", "1")
     with pytest.raises(InjectedError, match="rank 1, stage step, step 3"):
-        maybe_inject(1, "step", 3)
+        failpoint("step", 3)
 
 
-def test_nan_is_the_callers_to_plant(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not maybe_inject(0, "step", 3)
+def test_a_planted_fault_is_told_once_for_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    failpoint("step", 3)
+    assert not planted("nan")
     monkeypatch.setenv("GEMCTL_INJECT", "nan:step=3")
-    assert maybe_inject(0, "step", 3) == {"nan"}
+    failpoint("step", 2)
+    assert not planted("nan")
+    for _ in range(2):
+        failpoint("step", 3)
+        assert [planted("grad_nan"), planted("nan"), planted("nan")] == [False, True, False]
 
 
 def test_kill_is_sigkill(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GEMCTL_INJECT", "kill:stage=build")
     child = os.fork()
     if child == 0:
-        maybe_inject(0, "build", None)
+        failpoint("build", None)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
 
 
 def test_a_point_is_not_its_stage_and_a_count_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GEMCTL_INJECT", "raise:stage=save,point=hash,count=2")
-    assert not maybe_inject(0, "save", 3)
-    assert not maybe_inject(0, "save", 3, "upload")
+    failpoint("save", 3)
+    failpoint("save.upload", 3)
     for _ in range(2):
         with pytest.raises(InjectedError, match="rank 0, stage save, step 3"):
-            maybe_inject(0, "save", 3, "hash")
-    assert not maybe_inject(0, "save", 3, "hash")
+            failpoint("save.hash", 3)
+    failpoint("save.hash", 3)
 
 
 def test_a_disk_is_full_until_its_count_runs_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GEMCTL_INJECT", "disk_full:stage=save,point=upload,step=3,count=1")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
-        maybe_inject(0, "save", 3, "upload")
+        failpoint("save.upload", 3)
         with pytest.raises(OSError, match="File too large"):
             (tmp_path / "large").write_bytes(bytes(20_000))
         (tmp_path / "small").write_bytes(bytes(10_000))
-        maybe_inject(0, "save", 6, "upload")
+        failpoint("save.upload", 6)
         (tmp_path / "large").write_bytes(bytes(20_000))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -128,7 +136,7 @@ def test_a_stopped_process_goes_on_when_it_is_told_to(monkeypatch: pytest.Monkey
     monkeypatch.setenv("GEMCTL_INJECT", "stop:stage=build")
     child = os.fork()
     if child == 0:
-        maybe_inject(0, "build", None)
+        failpoint("build", None)
         os._exit(7)
     assert os.WIFSTOPPED(os.waitpid(child, os.WUNTRACED)[1])
     os.kill(child, signal.SIGCONT)
