@@ -9,13 +9,14 @@ zeros has none. It tells whether every value came back to its place; that the fi
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gemctl.checkpoint.hash import owned_pieces
-from gemctl.checkpoint.pieces import Piece
+from gemctl.checkpoint.pieces import Piece, dtype_name, dtype_of, state_pieces
 from gemctl.parallel.exchange import all_gather_json
 
 MODULUS = 1 << 64
@@ -83,3 +84,55 @@ def _first_indices(piece: Piece, device: torch.device) -> Tensor:
         steps = torch.arange(count, dtype=torch.int64, device=device) + piece.offsets[at]
         first = (first[:, None] + steps * strides[at]).flatten()
     return first
+
+
+def owned_pieces(state: Mapping[str, Tensor], group: dist.ProcessGroup | None = None) -> dict[str, list[Piece]]:
+    """This rank's pieces of each tensor that no lower rank holds too: over all ranks, every box once. Collective."""
+    mine, boxes = _all_boxes(state, group)
+    rank = dist.get_rank(group)
+    found = {}
+    for key, pieces in mine.items():
+        owners = _owners([part.get(key, []) for part in boxes])
+        found[key] = [piece for piece in pieces if owners[_box(piece)] == rank]
+    return found
+
+
+@dataclass(frozen=True)
+class _Box:
+    """A piece without its values, as other ranks know it."""
+
+    offsets: tuple[int, ...]
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    full: tuple[int, ...]
+
+    def row(self) -> list[Any]:
+        """It as JSON has it."""
+        return [self.offsets, self.shape, dtype_name(self.dtype), self.full]
+
+    @classmethod
+    def of(cls, row: list[Any]) -> "_Box":
+        offsets, shape, dtype, full = row
+        return cls(tuple(offsets), tuple(shape), dtype_of(dtype), tuple(full))
+
+
+def _all_boxes(
+    state: Mapping[str, Tensor], group: dist.ProcessGroup | None
+) -> tuple[dict[str, list[Piece]], list[dict[str, list[_Box]]]]:
+    """This rank's pieces, and every rank's boxes, by key."""
+    mine = state_pieces(state)
+    found = all_gather_json({key: [_box(piece).row() for piece in pieces] for key, pieces in mine.items()}, group)
+    return mine, [{key: [_Box.of(row) for row in rows] for key, rows in part.items()} for part in found]
+
+
+def _box(piece: Piece) -> _Box:
+    return _Box(piece.offsets, tuple(piece.tensor.shape), piece.tensor.dtype, tuple(piece.full))
+
+
+def _owners(boxes: list[list[_Box]]) -> dict[_Box, int]:
+    """Box → the lowest rank that holds it, of one tensor."""
+    owners: dict[_Box, int] = {}
+    for rank, part in enumerate(boxes):
+        for box in part:
+            owners.setdefault(box, rank)
+    return owners

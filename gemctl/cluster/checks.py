@@ -13,7 +13,7 @@ from typing import Literal
 
 from gemctl import env
 from gemctl.cluster import software
-from gemctl.cluster.catalogue import GIB
+from gemctl.cluster.hardware import GIB
 from gemctl.cluster.host import Host, this_host
 from gemctl.durable import has_links
 

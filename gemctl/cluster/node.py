@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from gemctl import env
-from gemctl.cluster.catalogue import GIB
 from gemctl.cluster.checks import SHM, Check
+from gemctl.cluster.hardware import GIB
 from gemctl.cluster.host import Host, this_host
 
 LOOPBACK = "127.0.0.1"

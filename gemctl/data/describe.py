@@ -20,8 +20,7 @@ from pyarrow import types as pt
 
 from gemctl.data.columns import NUMBERS, Kind, is_list, kind_of
 from gemctl.data.files import DataFile
-from gemctl.data.footers import leaves
-from gemctl.data.parquet import open_file
+from gemctl.data.parquet import leaves, open_file
 from gemctl.data.values import flat, floats, lists
 from gemctl.errors import InputError
 

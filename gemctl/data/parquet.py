@@ -9,21 +9,24 @@ MOST_OPEN files open.
 """
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyarrow import types as pt
 
 from gemctl.data.columns import Seen, column_uses, disagreements, look
 from gemctl.data.decode import Place, decode
 from gemctl.data.files import DataFile, DataPath, find_files
-from gemctl.data.footers import READ_BYTES, read_values
 from gemctl.data.rows import RowBlock, concatenate
 from gemctl.errors import InputError
 from gemctl.specs.data import FeatureSpec
 
 GIB = 1 << 30
+READ_BYTES = 32
+"""Of a value while its row group is read and decoded, at most: measured with lists of ids and times (31)."""
 MOST_OPEN = 32  # data sets have more files than a process may open
 
 
@@ -146,3 +149,37 @@ def read_group(file: Any, path: str, group: int, **how: Any) -> pa.Table:
     except (OSError, pa.ArrowException) as error:
         reason = " ".join(str(error).split())
         raise InputError(f"{path}: row group {group} can't be read, the file is damaged: {reason}") from error
+
+
+def read_values(footer: Any, columns: Iterable[str]) -> list[int]:
+    """Values of the columns in each row group, with those of columns that pyarrow reads beside them (`item.views` where
+    `item` is asked for, as it may be a part of it)."""
+    wanted = set(columns)
+    paths = [footer.schema.column(index).path for index in range(footer.num_columns)]
+    read = [index for index, path in enumerate(paths) if any(prefix in wanted for prefix in _prefixes(path))]
+    groups = (footer.row_group(number) for number in range(footer.num_row_groups))
+    return [sum(group.column(index).num_values for index in read) for group in groups]
+
+
+def leaves(schema: Any, count: int) -> dict[str, int]:
+    """Of each field of the Arrow schema that has one Parquet column (of `count`), the column's number. Names would not
+    do: the path `item.views` may be that of a field of this name, or of a part of `item`."""
+    sizes = [_leaf_count(field.type) for field in schema]
+    if sum(sizes) != count:
+        return {}
+    starts = np.cumsum([0, *sizes])
+    names = schema.names
+    return {name: int(starts[i]) for i, name in enumerate(names) if sizes[i] == 1 and names.count(name) == 1}
+
+
+def _leaf_count(kind: Any) -> int:
+    if isinstance(kind, pa.BaseExtensionType):
+        return _leaf_count(kind.storage_type)
+    if pt.is_dictionary(kind):
+        return _leaf_count(kind.value_type)
+    return sum(_leaf_count(kind.field(index).type) for index in range(kind.num_fields)) if kind.num_fields else 1
+
+
+def _prefixes(path: str) -> list[str]:
+    parts = path.split(".")
+    return [".".join(parts[: count + 1]) for count in range(len(parts))]

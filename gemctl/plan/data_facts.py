@@ -12,7 +12,7 @@ from typing import Any
 from gemctl.config.schema import DataConfig
 from gemctl.data.columns import column_uses
 from gemctl.data.files import DataPath, find_files, shown
-from gemctl.data.footers import leaves, read_values
+from gemctl.data.parquet import leaves, read_values
 from gemctl.errors import InputError
 from gemctl.specs.data import FeatureSpec
 

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from gemctl.cluster import catalogue
+from gemctl.cluster import hardware
 from gemctl.cluster.host import Host, this_host
 from gemctl.config.schema import MOST_NODES, Config
 from gemctl.errors import DoesNotFit, InputError
@@ -62,11 +62,11 @@ def cluster_memory(config: Config, host: Host | None = None) -> Memory:
     wants_gpu = config.cluster.device == "cuda" and config.cluster.gpu is None
     needs_host = config.cluster.memory_gb is None
     facts = host or (this_host(gpus=wants_gpu) if wants_gpu or needs_host else None)
-    gpu = catalogue.CATALOGUE[config.cluster.gpu].memory if config.cluster.gpu else None
+    gpu = hardware.CATALOGUE[config.cluster.gpu].memory if config.cluster.gpu else None
     if wants_gpu and facts is not None and facts.gpus:
         gpu = min(found.memory for found in facts.gpus)
     if config.cluster.memory_gb is not None:
-        return Memory(int(config.cluster.memory_gb * catalogue.GB), gpu, 1)
+        return Memory(int(config.cluster.memory_gb * hardware.GB), gpu, 1)
     assert facts is not None
     return Memory(facts.memory, gpu, config.launcher.nodes)
 
@@ -74,10 +74,10 @@ def cluster_memory(config: Config, host: Host | None = None) -> Memory:
 def _elsewhere(config: Config) -> Memory:
     """As configured: this machine is none of the scheduler's nodes."""
     slurm = config.launcher.slurm
-    host = None if slurm is None or slurm.memory_gb is None else int(slurm.memory_gb * catalogue.GIB)
+    host = None if slurm is None or slurm.memory_gb is None else int(slurm.memory_gb * hardware.GIB)
     if config.cluster.memory_gb is not None:
-        host = int(config.cluster.memory_gb * catalogue.GB)
-    return Memory(host, catalogue.CATALOGUE[config.cluster.gpu].memory if config.cluster.gpu else None, 1)
+        host = int(config.cluster.memory_gb * hardware.GB)
+    return Memory(host, hardware.CATALOGUE[config.cluster.gpu].memory if config.cluster.gpu else None, 1)
 
 
 def needs(objects: list[MemoryObject], topology: Topology, config: Config, memory: Memory) -> list[Need]:

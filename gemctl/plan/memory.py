@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gemctl.config.schema import Config
-from gemctl.data.footers import READ_BYTES
+from gemctl.data.parquet import READ_BYTES
 from gemctl.mesh.topology import Axis, Topology
 from gemctl.plan.data_facts import DataFacts
 from gemctl.plan.dense import Unit, expert_modules

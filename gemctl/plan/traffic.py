@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from gemctl.cluster.tiers import Tier, tier_of
+from gemctl.cluster.hardware import Tier, tier_of
 from gemctl.mesh.groups import groups
 from gemctl.mesh.topology import CLOCKS, CLOCKS_EVERY, EXPERT_SHARD, WORLD, Axis
 from gemctl.plan.dense import ROOT, Unit, expert_modules

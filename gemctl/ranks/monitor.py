@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gemctl import process
-from gemctl.cluster.cgroup import own_groups
+from gemctl.cluster.host import own_groups
 from gemctl.durable import exists
 from gemctl.run import rank_records
 from gemctl.run.attempt import Attempt

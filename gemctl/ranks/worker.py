@@ -50,11 +50,11 @@ from gemctl.specs import feature_spec
 from gemctl.specs.count import step_flops
 from gemctl.specs.data import FeatureSpec
 from gemctl.train.ledger import Ledger
+from gemctl.train.log import TrainLog
 from gemctl.train.loop import Trainer
 from gemctl.train.optim import DenseOptimizer
 from gemctl.train.policy import RollBack
 from gemctl.train.step import Flags
-from gemctl.train.writers import TrainLog
 
 
 def main(run_path: str, attempt: int) -> str:

@@ -19,13 +19,13 @@ from gemctl.parallel.assemble import ShardedModel
 from gemctl.run.rank_records import Stage
 from gemctl.specs.data import FeatureSpec
 from gemctl.train.ledger import Ledger
+from gemctl.train.log import TrainLog
 from gemctl.train.metrics import TaskMetrics
 from gemctl.train.optim import DenseOptimizer
 from gemctl.train.peak import measure_peak
 from gemctl.train.policy import MAX_SKIPPED, NothingLearned, Spikes, TooManySkipped, nothing_counted
 from gemctl.train.step import Flags, Stepper, StepResult
 from gemctl.train.stragglers import Stragglers
-from gemctl.train.writers import TrainLog
 
 
 @dataclass

@@ -11,7 +11,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from gemctl.cluster.catalogue import find
+from gemctl.cluster.hardware import find
 
 SIDE = 1024
 

@@ -24,7 +24,6 @@ from gemctl.checkpoint import save as saving
 from gemctl.checkpoint.content import content_sums
 from gemctl.checkpoint.diff import compare
 from gemctl.checkpoint.export import export
-from gemctl.checkpoint.hash import full_state_hash, gather_full
 from gemctl.checkpoint.load import load
 from gemctl.checkpoint.save import SaveError, Saver
 from gemctl.checkpoint.staging import Stager
@@ -36,6 +35,7 @@ from gemctl.run.checkpoints import Comparison
 from gemctl.run.directory import RunDir
 from gemctl.run.manifest import checkpoints
 from tests.checkpoint.checkpoint_world import Trainee, add_attempt, facts
+from tests.support.full_state import full_state_hash, gather_full
 
 
 def saver_of(path: Path, attempt: int = 1, keep: int = 3, retries: int = 0, tolerate: int = 0) -> Saver:

@@ -7,7 +7,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from gemctl.checkpoint.hash import full_state_hash, gather_full
 from gemctl.checkpoint.load import load, load_some
 from gemctl.checkpoint.save import Saver
 from gemctl.config.schema import CheckpointConfig, LauncherConfig, TableSharding, TopologyConfig
@@ -20,6 +19,7 @@ from gemctl.specs.model import LayerSpec
 from gemctl.train.ledger import Ledger
 from gemctl.train.optim import DenseOptimizer
 from gemctl.train.step import Flags, Stepper
+from tests.support.full_state import full_state_hash, gather_full
 from tests.support.small import SPEC, local_batch, small_config
 
 BATCH, STEPS = 10, 2

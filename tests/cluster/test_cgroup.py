@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gemctl.cluster import host
-from gemctl.cluster.cgroup import Limits, limits, own_groups, whole_cores
+from gemctl.cluster.host import Limits, limits, own_groups, whole_cores
 from gemctl.config.compose import compose
 from gemctl.launchers.api import request
 

@@ -10,11 +10,10 @@ import pytest
 
 from gemctl.cli import main
 from gemctl.cluster import checks, software
-from gemctl.cluster.catalogue import CATALOGUE, find
 from gemctl.cluster.checks import Check, Doctor
+from gemctl.cluster.hardware import CATALOGUE, Tier, find, tier_of
 from gemctl.cluster.host import Host, HostGpu, meminfo, parse_gpus, this_host
 from gemctl.cluster.software import Builds, builds, off_pin, pins, problems
-from gemctl.cluster.tiers import Tier, tier_of
 from gemctl.errors import GemctlError
 
 CPU_SET = {"torch": "2.13.0+cpu", "fbgemm-gpu-cpu": "1.8.0", "fbgemm-gpu": "1.8.0+cpu", "torchrec": "1.8.0"}

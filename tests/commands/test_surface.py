@@ -51,7 +51,6 @@ OBJECTS = {
     ("gemctl/bench/ranks.py", "pickle"): "what a child forked from this process sends through a pipe that has no name",
     ("gemctl/bench/ranks.py", "Pipe"): "that pipe",
     ("gemctl/bench/ranks.py", "recv"): "that pipe",
-    ("gemctl/checkpoint/hash.py", "recv"): "bytes into a tensor's memory",
     ("gemctl/cluster/node.py", "recv"): "bytes of a socket",
 }
 PROCESSES = {

@@ -13,8 +13,7 @@ from gemctl.config.compose import compose
 from gemctl.config.schema import Config, DataConfig
 from gemctl.data import parquet
 from gemctl.data.files import find_files
-from gemctl.data.footers import READ_BYTES
-from gemctl.data.parquet import ParquetSource
+from gemctl.data.parquet import READ_BYTES, ParquetSource
 from gemctl.errors import InputError
 from gemctl.launch.inputs import absolute_paths
 from gemctl.plan.build import build

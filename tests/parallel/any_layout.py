@@ -11,7 +11,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d
 
-from gemctl.checkpoint.hash import gather_full
 from gemctl.checkpoint.pieces import state_pieces
 from gemctl.config.schema import Config, LauncherConfig, PrecisionConfig, TopologyConfig
 from gemctl.mesh.topology import Axis, Topology, check
@@ -21,6 +20,7 @@ from gemctl.specs.model import LayerSpec
 from gemctl.train.ledger import Ledger
 from gemctl.train.optim import DenseOptimizer
 from gemctl.train.step import Flags, Stepper, StepResult
+from tests.support.full_state import gather_full
 from tests.support.small import SPEC, local_batch, small_config
 from tests.support.world import run_world
 

@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.distributed import distributed_c10d
 from torchrec.distributed import comm
 
-from gemctl.checkpoint.hash import gather_full
 from gemctl.checkpoint.pieces import state_pieces
 from gemctl.config.schema import Config, TablesOptimConfig, TopologyConfig
 from gemctl.data.batch import Batch, Jagged
@@ -25,6 +24,7 @@ from gemctl.model.init import InitRule
 from gemctl.parallel.tables import ShardedTables, local_slices
 from gemctl.plan.tables import place
 from gemctl.specs.data import FeatureSpec, TableSpec
+from tests.support.full_state import gather_full
 from tests.support.small import SPEC, local_batch, small_config
 
 NAMES = ("user", "item", "tag")  # item is looked up by events, the others pooled

@@ -16,7 +16,6 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise
 from torchrec.distributed.types import ShardingEnv
 
-from gemctl.checkpoint.hash import gather_full
 from gemctl.config.schema import LauncherConfig, TopologyConfig
 from gemctl.data.batch import Batch
 from gemctl.mesh.topology import resolve
@@ -28,6 +27,7 @@ from gemctl.train.loop import Trainer
 from gemctl.train.optim import DenseOptimizer
 from gemctl.train.step import Flags, Stepper
 from tests.parallel.table_runs import DIM, LR, POOLED, Case, drop_groups, local_values, made, take_step
+from tests.support.full_state import gather_full
 from tests.support.small import SPEC, local_batch, small_config
 
 

@@ -6,12 +6,12 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from gemctl.checkpoint.hash import full_state_hash
 from gemctl.checkpoint.pieces import layout
 from gemctl.mesh.topology import Topology
 from gemctl.parallel.experts import EpExchange, EpGroup
 from gemctl.plan.dense import Unit, cut_dim, units
 from tests.parallel.any_layout import Case, drop_groups, made
+from tests.support.full_state import full_state_hash
 from tests.support.world import run_world
 
 WORLD, TOKENS, EARLY, OUT, DIM = 3, 4, 3, 2, 5

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gemctl.cluster.cgroup import own_groups
+from gemctl.cluster.host import own_groups
 from gemctl.run.files import read_log
 from tests.support.small_run import Case, Ended, supervise_all
 from tests.support.world import run_world

@@ -11,8 +11,8 @@ from gemctl.data.batch import Batch
 from gemctl.run.files import read_log
 from gemctl.specs.data import FeatureSpec, LabelSpec, TableSpec
 from gemctl.train.ledger import PARTS, Ledger, peak_rss, process_start
+from gemctl.train.log import TrainLog
 from gemctl.train.peak import measure_peak
-from gemctl.train.writers import TrainLog
 from tests.support.world import run_world
 
 SPEC = FeatureSpec("tiny", tables=[TableSpec("item", 10)], labels=[LabelSpec("click")])

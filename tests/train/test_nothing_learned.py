@@ -25,11 +25,11 @@ from gemctl.run.attempt import claim
 from gemctl.run.directory import RunDir
 from gemctl.run.files import read_log
 from gemctl.train.ledger import Ledger
+from gemctl.train.log import TrainLog
 from gemctl.train.loop import Trainer
 from gemctl.train.optim import DenseOptimizer
 from gemctl.train.policy import NothingLearned, Spikes
 from gemctl.train.step import Flags, Stepper
-from gemctl.train.writers import TrainLog
 from tests.support.real_run import real_run
 from tests.support.saved_run import words
 from tests.support.small import SPEC, local_batch, small_config

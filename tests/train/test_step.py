@@ -10,7 +10,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from gemctl.checkpoint.hash import gather_full
 from gemctl.config.schema import LauncherConfig, TopologyConfig
 from gemctl.data.batch import Batch
 from gemctl.errors import GemctlError
@@ -25,6 +24,7 @@ from gemctl.train.ledger import Ledger
 from gemctl.train.optim import DenseOptimizer
 from gemctl.train.policy import LEAST, NanStop, RollBack, Spikes
 from gemctl.train.step import Flags, Stepper
+from tests.support.full_state import gather_full
 from tests.support.small import SPEC, local_batch, small_config
 from tests.support.world import run_world
 

@@ -5,6 +5,7 @@ of NVLink (half of the advertised sum), one 400 Gb/s ConnectX-7 a GPU as in NVID
 """
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 GB, GIB = 10**9, 1 << 30
 TERA = 10**12
@@ -39,3 +40,27 @@ def find(name: str) -> Gpu | None:
     """The catalogue's entry for a name as nvidia-smi gives it ("NVIDIA H200"), or None."""
     words = name.upper().replace("-", " ").split()
     return next((gpu for gpu in CATALOGUE.values() if gpu.name in words), None)
+
+
+class Tier(StrEnum):
+    """Where a group's traffic runs, fastest first."""
+
+    NONE = "none"  # a group of one rank
+    FAST = "fast domain"
+    ZONE = "zone"
+    CROSS_ZONE = "cross-zone"
+
+
+def tier_of(first: int, last: int, ranks_per_domain: int, domains_per_zone: int | None = None) -> Tier:
+    """The slowest tier inside a group from rank `first` to `last`; ranks fill domains, and those zones, in order.
+
+    `domains_per_zone` None: all domains lie in one zone.
+    """
+    if first == last:
+        return Tier.NONE
+    near, far = first // ranks_per_domain, last // ranks_per_domain
+    if near == far:
+        return Tier.FAST
+    if domains_per_zone is None or near // domains_per_zone == far // domains_per_zone:
+        return Tier.ZONE
+    return Tier.CROSS_ZONE
