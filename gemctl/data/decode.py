@@ -84,8 +84,7 @@ def table_rows(ids: Any, table: TableSpec) -> np.ndarray:
         rows[known] = (_hash(ids.drop_null()) % np.uint64(last)).astype(np.int64)
     else:
         numbers = integers(ids)
-        known = numbers.exact & (numbers.bits >= 0) & (numbers.bits < last)
-        rows = np.where(known, numbers.bits, last)
+        rows = np.where(numbers.exact & (numbers.bits >= 0), np.minimum(numbers.bits, last), last)
     return rows.astype(np.int32 if last < 2**31 else np.int64)
 
 

@@ -69,3 +69,21 @@ def test_a_window_holds_few_row_groups() -> None:
     touched = {int(row) // 20 for row in order.rows(0, 80)}
     assert len(touched) <= 5
     assert order.groups_of_window(0) == len(touched)
+
+
+def test_a_window_ends_with_the_row_group_that_fills_it() -> None:
+    order = RowOrder([4] * 6, 3, 2)
+    assert order.windows(0, 8) == [(0, 0)]
+    assert order.windows(7, 9) == [(0, 0), (0, 1)]
+    assert order.windows(8, 17) == [(0, 1), (0, 2)]
+    assert order.windows(23, 25) == [(0, 2), (1, 0)]
+    assert [order.groups_of_window(position) for position in (7, 8, 16, 23)] == [2, 2, 2, 2]
+    assert RowOrder([4] * 5, 3, 2).windows(0, 20) == [(0, 0), (0, 1)], "the rest joins the last window"
+
+
+def test_a_rank_reads_the_rows_of_its_window_alone() -> None:
+    order = RowOrder([4] * 6, 3, 2)
+    for window in range(3):
+        rows = order.rows(8 * window, 8 * (window + 1))
+        assert len(set(rows // 4)) == 2
+        assert sorted(rows) == sorted(row for group in set(rows // 4) for row in range(4 * group, 4 * group + 4))

@@ -81,6 +81,13 @@ def test_unknown_ids_of_any_width_take_the_last_row(kind: pa.DataType, rows: int
     assert table_rows(pa.array([None], kind), TableSpec("item", rows, "hash")).tolist() == [rows - 1]
 
 
+def test_the_last_row_of_a_table_is_that_of_unknown_ids() -> None:
+    ids = pa.array([-1, 0, 299, 300, 301, None])
+    assert table_rows(ids, TableSpec("item", 301)).tolist() == [300, 0, 299, 300, 300, 300]
+    assert table_rows(ids, TableSpec("item", 2**31)).dtype == np.int32
+    assert table_rows(ids, TableSpec("item", 2**31 + 1)).dtype == np.int64
+
+
 def test_unknown_ids_of_narrow_columns_are_counted(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", item=pa.array([-1, None], pa.int8()), seen_item=[np.array([-2], np.int16)] * 2)
     data = DataConfig(spec="", train="", eval=str(path))

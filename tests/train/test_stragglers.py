@@ -37,6 +37,27 @@ def test_the_plan_counts_what_ranks_tell() -> None:
     assert len(COLUMNS) == CLOCKS
 
 
+class Clocks(Ledger):
+    """A ledger past start-up whose every clock shows `now`, and the first one a second more."""
+
+    now = 10.0
+
+    @property
+    def is_steady(self) -> bool:
+        return True
+
+    def totals(self) -> dict[str, float]:
+        return dict.fromkeys(COLUMNS, self.now) | {COLUMNS[0]: self.now + 1}
+
+
+def test_a_rank_tells_how_far_its_clocks_went_in_the_window() -> None:
+    ledger = Clocks()
+    stragglers = Stragglers(ledger, rank=1, world=2)
+    assert [stragglers.due().numel() for _ in range(2 * EVERY - 1)] == [0] * (2 * EVERY - 1), "a window has two ends"
+    ledger.now = 12.5
+    assert stragglers.due().view(2, -1).tolist() == [[0.0] * len(COLUMNS), [2.5] * len(COLUMNS)]
+
+
 def test_what_a_slow_rank_costs_is_what_the_others_wait() -> None:
     (found,) = losses(rows(FAST, SLOW, FAST, FAST))
     assert (found.rank, found.part) == (1, "dense_backward")
