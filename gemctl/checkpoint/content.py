@@ -1,11 +1,11 @@
-"""A number for the content of a full tensor that any sharding of it gives: what was saved on 4 ranks is what 3 loaded.
+"""A checksum of a full tensor that does not depend on its sharding, to compare what 3 ranks loaded with what 4 saved.
 
-    content_sum(piece)                     # of one box; the sums of boxes that make up the tensor add up
+    content_sum(piece)                     # of one box; the sums of a tensor's boxes add up to the tensor's sum
     content_sums(state, group)             # of every full tensor, the same on every rank
 
-Element i of the full tensor, its bits taken as the integer w, counts w · (2i + 1); all of it modulo 2⁶⁴. One changed
-element always changes the sum (2i + 1 has an inverse), so do two 32-bit elements that have changed places; a tensor of
-zeros has none. It tells whether every value came back to its place; that the files are whole is SHA-256's to tell.
+Element i of the full tensor, with its bits taken as the integer w, contributes w · (2i + 1), modulo 2⁶⁴. One changed
+element always changes the sum (2i + 1 has an inverse), and so do two swapped 32-bit elements; a tensor of zeros has sum
+0. The sum shows whether every value came back to its place; whether files are intact is checked with SHA-256.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,7 +25,7 @@ WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def content_sums(state: Mapping[str, Tensor], group: dist.ProcessGroup | None = None) -> dict[str, int]:
-    """Key → content sum of its full tensor; replicas count once. Collective; CPU group."""
+    """Content sum of each full tensor by key; replicas count once. Collective; CPU group."""
     mine = {
         key: sum(content_sum(piece) for piece in pieces) % MODULUS for key, pieces in owned_pieces(state, group).items()
     }
@@ -42,13 +42,13 @@ def add_up(parts: list[dict[str, int]]) -> dict[str, int]:
 
 
 def as_text(content: int) -> str:
-    """16 hexadecimal digits, as a manifest has it."""
+    """16 hexadecimal digits, as in a manifest."""
     return f"{content:016x}"
 
 
 @torch.no_grad()
 def content_sum(piece: Piece) -> int:
-    """The share of a box in its tensor's sum, 0 ≤ … < 2⁶⁴. Its values may lie on any device."""
+    """A box's contribution to its tensor's sum, 0 ≤ … < 2⁶⁴. Its values may be on any device."""
     values = piece.tensor.detach()
     if values.numel() == 0:
         return 0
@@ -64,7 +64,7 @@ def content_sum(piece: Piece) -> int:
 
 
 def _blocks(words: Tensor, firsts: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """`words` [runs, length] in blocks of at most BLOCK elements, each with the full index of its rows' first."""
+    """`words` [runs, length] in blocks of at most BLOCK elements, each with the full index of every row's first."""
     rows = max(1, BLOCK // words.shape[1])
     for part, first in zip(words.split(rows), firsts.split(rows), strict=True):
         for at, block in enumerate(part.split(BLOCK, dim=1)):
@@ -72,11 +72,11 @@ def _blocks(words: Tensor, firsts: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def _first_indices(piece: Piece, device: torch.device) -> Tensor:
-    """int64 [runs]: where each run of the box, elements that are neighbours in the full tensor too, begins there."""
+    """int64 [runs]: the index in the full tensor at which each contiguous run of the box begins."""
     shape, full = piece.tensor.shape, piece.full
     dim = len(shape)
     while dim > 0 and all(shape[at] == full[at] for at in range(dim, len(shape))):
-        dim -= 1  # dims after `dim` are whole, so they make one run with it
+        dim -= 1  # all dims after `dim` are whole, so they form one run with it
     strides = [full[at + 1 :].numel() for at in range(len(full))]
     first = torch.zeros(1, dtype=torch.int64, device=device)
     for at in range(len(shape)):
@@ -87,19 +87,19 @@ def _first_indices(piece: Piece, device: torch.device) -> Tensor:
 
 
 def owned_pieces(state: Mapping[str, Tensor], group: dist.ProcessGroup | None = None) -> dict[str, list[Piece]]:
-    """This rank's pieces of each tensor that no lower rank holds too: over all ranks, every box once. Collective."""
+    """This rank's pieces of each tensor that no lower rank also holds: over all ranks, every box once. Collective."""
     mine, boxes = _all_boxes(state, group)
     rank = dist.get_rank(group)
-    found = {}
+    owned = {}
     for key, pieces in mine.items():
         owners = _owners([part.get(key, []) for part in boxes])
-        found[key] = [piece for piece in pieces if owners[_box(piece)] == rank]
-    return found
+        owned[key] = [piece for piece in pieces if owners[_box(piece)] == rank]
+    return owned
 
 
 @dataclass(frozen=True)
 class _Box:
-    """A piece without its values, as other ranks know it."""
+    """A piece without its values, as ranks send it to each other."""
 
     offsets: tuple[int, ...]
     shape: tuple[int, ...]
@@ -107,7 +107,7 @@ class _Box:
     full: tuple[int, ...]
 
     def row(self) -> list[Any]:
-        """It as JSON has it."""
+        """As JSON."""
         return [self.offsets, self.shape, dtype_name(self.dtype), self.full]
 
     @classmethod
@@ -121,8 +121,8 @@ def _all_boxes(
 ) -> tuple[dict[str, list[Piece]], list[dict[str, list[_Box]]]]:
     """This rank's pieces, and every rank's boxes, by key."""
     mine = state_pieces(state)
-    found = all_gather_json({key: [_box(piece).row() for piece in pieces] for key, pieces in mine.items()}, group)
-    return mine, [{key: [_Box.of(row) for row in rows] for key, rows in part.items()} for part in found]
+    every = all_gather_json({key: [_box(piece).row() for piece in pieces] for key, pieces in mine.items()}, group)
+    return mine, [{key: [_Box.of(row) for row in rows] for key, rows in part.items()} for part in every]
 
 
 def _box(piece: Piece) -> _Box:
@@ -130,7 +130,7 @@ def _box(piece: Piece) -> _Box:
 
 
 def _owners(boxes: list[list[_Box]]) -> dict[_Box, int]:
-    """Box → the lowest rank that holds it, of one tensor."""
+    """The lowest rank that holds each box of one tensor."""
     owners: dict[_Box, int] = {}
     for rank, part in enumerate(boxes):
         for box in part:

@@ -1,9 +1,9 @@
-"""Sets two checkpoints side by side, tensor by tensor: keys, shapes, dtypes, every bit of every value, position.
+"""Compares two checkpoints tensor by tensor: keys, shapes, dtypes, every bit of every value, and the position.
 
     compare(Path("runs/…/checkpoints/step_100.a1"), Path("runs/…/checkpoints/step_100.a2"))
 
-`gemctl checkpoint diff` calls this in a process of its own (gemctl/torch_call.py). Objects are read whole
-and one after the other, so it needs room for the largest one twice. Worlds and shardings may differ.
+`gemctl checkpoint diff` calls this in a separate process (gemctl/torch_call.py). Objects are read whole and one at a time,
+so the largest one must fit in memory twice. World sizes and shardings may differ.
 """
 
 from pathlib import Path
@@ -20,10 +20,10 @@ BLOCK = 1 << 22  # elements compared at a time: bounds the float64 copies
 
 
 def compare(a: Path, b: Path) -> Comparison:
-    """Every difference between the checkpoints in folders `a` and `b`; `Difference` says what counts as one."""
+    """Every `Difference` between the checkpoints in folders `a` and `b`."""
     (first, own), (second, other) = open_checkpoint(a), open_checkpoint(b)
     keys = sorted(first.objects.keys() | second.objects.keys())
-    found, compared = _positions(first, second), 0
+    differences, compared = _positions(first, second), 0
     for key in keys:
         difference = _described(key, first.objects.get(key), second.objects.get(key))
         if difference is None:
@@ -32,8 +32,8 @@ def compare(a: Path, b: Path) -> Comparison:
             left, right = (_read(reader, key, shape, dtype) for reader in (own, other))
             difference = compare_values(key, left, right)
         if difference is not None:
-            found.append(difference)
-    return Comparison(str(a), str(b), first.step, second.step, len(keys), compared, found)
+            differences.append(difference)
+    return Comparison(str(a), str(b), first.step, second.step, len(keys), compared, differences)
 
 
 def _positions(first: Manifest, second: Manifest) -> list[Difference]:
@@ -64,12 +64,12 @@ def _read(reader: Reader, key: str, shape: list[int], dtype: torch.dtype) -> Ten
 
 
 def compare_values(key: str, a: Tensor, b: Tensor) -> Difference | None:
-    """None if the two contiguous tensors of one shape and dtype are the same bit for bit."""
+    """None if the two contiguous tensors, of the same shape and dtype, are equal bit for bit."""
     elements, distance, size = 0, torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
     for left, right in zip(a.view(-1).split(BLOCK), b.view(-1).split(BLOCK), strict=True):
         unequal = (_bits(left) != _bits(right)).any(1)
         elements += int(unequal.sum())
-        # Only where bits differ, else inf − inf makes a NaN.
+        # Only where bits differ, since inf − inf is NaN.
         distance = torch.maximum(distance, _largest(left[unequal].double() - right[unequal].double()))
         size = torch.maximum(size, _largest(left.double()))
     if elements == 0:

@@ -1,11 +1,11 @@
-"""Writes a checkpoint's tensors as safetensors files, whole, under the names of the unsharded model.
+"""Writes a checkpoint's full tensors as safetensors files, under the names of the unsharded model.
 
     export(Path("runs/…/checkpoints/step_100.a1"), Path("exported"), largest=5_000_000_000, optimizer=False)
 
-`gemctl checkpoint export` calls this in a process of its own (gemctl/torch_call.py). A file is 8 bytes
+`gemctl checkpoint export` calls this in a separate process (gemctl/torch_call.py). A file is 8 bytes
 (little-endian length of the header), the header (JSON: name → dtype, shape, offsets), then all values back to back
-(https://huggingface.co/docs/safetensors). Tensors are read straight into the mapped file, so memory is no limit, and
-their content is compared with what the manifest says. DIR appears whole or not at all.
+(https://huggingface.co/docs/safetensors). Tensors are read straight into the mapped file, so they need not fit in
+memory, and their content is compared with the manifest. DIR is created complete or not at all.
 """
 
 import json
@@ -38,7 +38,7 @@ INDEX = "model.safetensors.index.json"
 def export(checkpoint: Path, target: Path, largest: int, optimizer: bool) -> Exported:
     """Writes `checkpoint` to the folder `target`, which must not exist, in files of at most `largest` bytes of values.
 
-    A tensor that is larger has a file of its own. `optimizer`: the optimizer state too.
+    A larger tensor has a file of its own. `optimizer`: include the optimizer state.
     """
     manifest, reader = open_checkpoint(checkpoint)
     objects = {key: stored for key, stored in manifest.objects.items() if optimizer or not key.startswith("optim.")}
@@ -65,7 +65,7 @@ def export(checkpoint: Path, target: Path, largest: int, optimizer: bool) -> Exp
 
 
 def _split(objects: dict[str, StoredObject], largest: int) -> Iterator[list[str]]:
-    """The tensors of each file, in their order, as many as go into it."""
+    """The keys of each file: in order, as many as fit."""
     part: list[str] = []
     size = 0
     for key, stored in objects.items():
@@ -84,7 +84,7 @@ def _named(parts: Iterator[list[str]]) -> Iterator[tuple[str, list[str]]]:
 
 
 def _write(path: Path, objects: dict[str, StoredObject], reader: Reader, manifest: Manifest) -> None:
-    # The widest numbers first, so that each tensor begins at a multiple of its element's size without gaps.
+    # Widest dtypes first, so that each tensor is aligned to its element size without gaps.
     keys = sorted(objects, key=lambda key: -getattr(torch, objects[key].dtype).itemsize)
     header: dict[str, object] = {"__metadata__": {"format": "pt", "step": str(manifest.step)}}
     places, end = {}, 0
@@ -99,8 +99,8 @@ def _write(path: Path, objects: dict[str, StoredObject], reader: Reader, manifes
     with path.open("w+b") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         file.flush()
-        os.posix_fallocate(file.fileno(), 0, first + end)  # a full disk is an error here, not a killed process later
-        mapped = mmap.mmap(file.fileno(), first + end)  # unmapped with the last tensor that lies in it
+        os.posix_fallocate(file.fileno(), 0, first + end)  # a full disk is an error here instead of a SIGBUS later
+        mapped = mmap.mmap(file.fileno(), first + end)  # unmapped together with the last tensor in it
         for key in keys:
             _fill(mapped, first + places[key], key, objects[key], reader)
         mapped.flush()
@@ -112,11 +112,11 @@ def _fill(mapped: mmap.mmap, start: int, key: str, stored: StoredObject, reader:
     read_object(reader, key, values)
     piece = Piece(values, (0,) * values.dim(), values.size())
     if stored.content is not None and as_text(content_sum(piece)) != stored.content:
-        raise GemctlError(f"{key}: exported, but not what was saved")
+        raise GemctlError(f"{key}: the exported values are not those that were saved")
 
 
 def _view(mapped: mmap.mmap, start: int, stored: StoredObject) -> Tensor:
-    """The tensor's place in the file."""
+    """The tensor's memory in the mapped file."""
     dtype = getattr(torch, stored.dtype)
     if stored.bytes == 0:
         return torch.empty(stored.shape, dtype=dtype)

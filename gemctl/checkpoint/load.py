@@ -1,11 +1,11 @@
-"""Puts a checkpoint into a state, in place, after its files have been checked.
+"""Loads a checkpoint into a state, in place, after checking its files.
 
     load(run.checkpoints / "step_300.a1", state, group)    # on every rank
-    load_some(other / "step_9.a1", state, keys, group)     # of another run: the tensors in `keys`, where they fit
+    load_some(other / "step_9.a1", state, keys, group)     # from another run: only the tensors in `keys`
 
-DCP reads from each file what this rank's part of the state overlaps, so the world and the sharding may differ from
-those of the save. Afterwards the content of every full tensor is summed over the ranks and compared with what the
-manifest says of it, so that nothing (optimizer state above all) can have been left out or put in the wrong place.
+DCP reads the parts of each file that overlap this rank's part of the state, so world size and sharding may differ from
+those of the save. Afterwards the content of every full tensor is summed over the ranks and compared with the manifest,
+so that nothing (optimizer state above all) can have been omitted or put in the wrong place.
 """
 
 import warnings
@@ -29,8 +29,8 @@ from gemctl.run.manifest import Manifest, StoredObject, check_file, file_faults,
 def load(folder: Path, state: Mapping[str, Tensor], group: dist.ProcessGroup | None = None) -> Manifest:
     """Fills every tensor of `state` from the checkpoint in `folder`; returns its manifest. Collective over `group`.
 
-    Every rank raises the same InputError if a file is missing or damaged, or if keys, shapes or dtypes are not those
-    of the checkpoint; `state` is unchanged then. GemctlError if what arrived is not what was saved.
+    Every rank raises the same InputError if a file is missing or damaged, or if keys, shapes or dtypes differ from
+    those of the checkpoint; `state` is unchanged then. GemctlError if the loaded values are not the saved ones.
     """
     manifest = read(folder)
     _refuse(_faulty_files(folder, manifest, group))
@@ -42,7 +42,7 @@ def load(folder: Path, state: Mapping[str, Tensor], group: dist.ProcessGroup | N
 def load_some(
     folder: Path, state: Mapping[str, Tensor], keys: Collection[str], group: dist.ProcessGroup | None = None
 ) -> Manifest:
-    """Fills the tensors of `state` that `keys` names, the same on every rank, and leaves the others; else as `load`."""
+    """Like `load`, but fills only the tensors in `keys`, which must be the same on every rank."""
     manifest = read(folder)
     _refuse(_faulty_files(folder, manifest, group))
     wanted = {key: value for key, value in state.items() if key in keys}
@@ -59,35 +59,35 @@ def _fill(
     state: Mapping[str, Tensor],
     group: dist.ProcessGroup | None,
 ) -> None:
-    """`objects`: those of the manifest that the states of all ranks together have."""
+    """`objects`: the manifest's objects that the states of all ranks together contain."""
     _read_together(Reader(folder, manifest), state, group)
     arrived = content_sums(state, group)
     saved = {key: stored.content for key, stored in objects.items() if stored.content is not None}
     if wrong := [key for key, content in saved.items() if as_text(arrived.get(key, 0)) != content]:
-        raise GemctlError(f"{folder}: loaded, but not what was saved: {', '.join(wrong)}")
+        raise GemctlError(f"{folder}: the loaded values are not those that were saved: {', '.join(wrong)}")
 
 
 def read_object(reader: Reader, key: str, target: Tensor) -> None:
-    """Fills `target` with one full tensor of the checkpoint, in this process alone. Raises as `load`."""
+    """Fills `target` with one full tensor of the checkpoint, in this process only. Raises as `load`."""
     if fault := _read(reader, {key: target}):
         raise GemctlError(f"{reader.folder}: loading failed: {fault}")
 
 
 def _read_together(reader: Reader, state: Mapping[str, Tensor], group: dist.ProcessGroup | None) -> None:
-    """Each rank reads its part by itself; all raise what any has met."""
-    faults = all_gather_json(_read(reader, state), group)
-    if found := [f"rank {rank}: {fault}" for rank, fault in enumerate(faults) if fault]:
-        raise GemctlError(f"{reader.folder}: loading failed: " + "; ".join(found))
+    """Each rank reads its own part; if any of them fails, all raise the same error."""
+    every = all_gather_json(_read(reader, state), group)
+    if faults := [f"rank {rank}: {fault}" for rank, fault in enumerate(every) if fault]:
+        raise GemctlError(f"{reader.folder}: loading failed: " + "; ".join(faults))
 
 
 def _read(reader: Reader, state: Mapping[str, Tensor]) -> str | None:
-    """Fills the state in this process alone; what went wrong, or None."""
-    reader.read_metadata()  # what it refuses, DCP would wrap in an exception of its own
+    """Fills the state in this process only; returns what went wrong, or None."""
+    reader.read_metadata()  # DCP would wrap its InputError in an exception of its own
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # DCP warns that there is no process group
         try:
-            dcp.load(dict(state), storage_reader=reader, no_dist=True)  # else ranks would send each other pickles
-        except dcp.CheckpointException as error:  # no Exception: it would pass everyone who waits for one
+            dcp.load(dict(state), storage_reader=reader, no_dist=True)  # otherwise ranks would exchange pickles
+        except dcp.CheckpointException as error:  # a BaseException, which no caller catches
             return str(error.failures[0][0])
     return None
 
@@ -98,12 +98,12 @@ def _refuse(faults: list[str]) -> None:
 
 
 def _faulty_files(folder: Path, manifest: Manifest, group: dist.ProcessGroup | None) -> list[str]:
-    """Faults that all ranks found; each looks at its share of the files."""
+    """Faults found by all ranks together; each checks its share of the files."""
     rank, world = dist.get_rank(group), dist.get_world_size(group)
     mine = dict(sorted(manifest.files.items())[rank::world])
     try:
         faults = file_faults(folder, replace(manifest, files=mine), check_file)
-    except Unreadable as error:  # the others wait in the gather
+    except Unreadable as error:  # other ranks wait in the gather
         faults = error.problems
     return sorted(fault for part in all_gather_json(faults, group) for fault in part)
 
@@ -111,7 +111,7 @@ def _faulty_files(folder: Path, manifest: Manifest, group: dist.ProcessGroup | N
 def _differences(
     folder: Path, manifest: Manifest, state: Mapping[str, Tensor], group: dist.ProcessGroup | None
 ) -> list[str]:
-    """Where the states of all ranks together and the checkpoint do not match."""
+    """Differences between the checkpoint and the states of all ranks together."""
     mine = {key: [list(value.shape), dtype_name(value.dtype)] for key, value in state.items()}
     wanted: dict[str, list[Any]] = {}
     for part in all_gather_json(mine, group):

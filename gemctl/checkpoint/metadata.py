@@ -1,11 +1,11 @@
-"""Reads DCP's `.metadata`, a pickle, without running it: what it says is laid out and checked before anything is built.
+"""Reads DCP's `.metadata`, a pickle, without executing it: its contents are parsed and checked before use.
 
     read_metadata(folder, manifest)
 
-A pickle is a program for Python's unpickler. The one here knows only the instructions that DCP's metadata takes, makes
-inert values of them and calls nothing, so no file can reach a class or a function of this process. All that is then
-believed must agree with the manifest and with the sizes of the files: names, shapes, dtypes, boxes that make up each
-tensor, and places within the files that do not overlap in size.
+A pickle is a program for Python's unpickler. The unpickler here supports only the instructions that DCP's metadata
+needs, turns them into inert values and calls nothing, so no file can reach a class or a function of this process. The
+values must then agree with the manifest and the file sizes: names, shapes, dtypes, the boxes that make up each tensor,
+and their places within the files, whose total size must fit.
 """
 
 import gc
@@ -39,7 +39,7 @@ MOST_OF_A_PIECE = 4 << 10  # bytes of metadata; DCP takes about 150
 MOST_BESIDE = 1 << 20
 MOST_DIMS = 64
 OVERHEAD = 64 << 10  # bytes that torch.save may add to a piece's values; it takes about 1,200
-# What DCP's metadata is made of. BytesStorageMetadata is left out: DCP unpickles such entries without restriction.
+# The parts of DCP's metadata. BytesStorageMetadata is left out: DCP unpickles such entries without restriction.
 DCP = "torch.distributed.checkpoint"
 ALLOWED = {
     f"{DCP}.metadata": {
@@ -56,13 +56,13 @@ ALLOWED = {
     "torch.serialization": {"_get_layout"},
     "pathlib": {"PosixPath"},
     "pathlib._local": {"PosixPath"},
-    "builtins": {"getattr"},  # how some versions of Python write members of an enum
+    "builtins": {"getattr"},  # how some Python versions pickle members of an enum
 }
 
 
 def read_metadata(folder: Path, manifest: Manifest) -> Metadata:
-    """The metadata of the checkpoint in `folder`. InputError if it holds anything else than that, or does not agree
-    with `manifest`."""
+    """The metadata of the checkpoint in `folder`. InputError if the file contains anything else, or does not agree with
+    `manifest`."""
     path = folder / METADATA
     pieces = sum(stored.pieces for stored in manifest.objects.values())
     try:
@@ -71,7 +71,7 @@ def read_metadata(folder: Path, manifest: Manifest) -> Metadata:
         raise InputError(f"{path}: {error.strerror}") from error
     try:
         with _no_collector():
-            return _Checked(manifest, len(data)).metadata(_Laid(io.BytesIO(data)).load())
+            return _Builder(manifest, len(data)).metadata(_Parser(io.BytesIO(data)).load())
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     except Exception as error:
@@ -80,7 +80,7 @@ def read_metadata(folder: Path, manifest: Manifest) -> Metadata:
 
 @contextmanager
 def _no_collector() -> Iterator[None]:
-    """Millions of small objects are made, and none of them is garbage: looking for it doubles the time."""
+    """Millions of small objects are created and none is garbage: collecting would double the time."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -92,14 +92,14 @@ def _no_collector() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Named:
-    """A class or a function, by its name alone."""
+    """A class or a function, represented by its name."""
 
     module: str
     name: str
 
 
 class _Made:
-    """What the pickle would make by calling `of`, and the state that it would give it. As a key, it is itself."""
+    """An object that the pickle would create by calling `of`, and the state that it would set. Hashed by identity."""
 
     __slots__ = ("arguments", "of", "state")
 
@@ -108,8 +108,8 @@ class _Made:
         self.state: Any = None
 
 
-class _Laid(pickle._Unpickler):
-    """`load()` gives numbers, strings, tuples, lists, dicts, _Named and _Made; it raises at anything else."""
+class _Parser(pickle._Unpickler):
+    """`load()` returns numbers, strings, tuples, lists, dicts, _Named and _Made, and raises on anything else."""
 
     stack: list[Any]
     append: Callable[[Any], None]
@@ -121,17 +121,17 @@ class _Laid(pickle._Unpickler):
         return _Named(module, name)
 
     def make(self) -> None:
-        """REDUCE and NEWOBJ: of, arguments → a new object."""
+        """REDUCE and NEWOBJ: callable, arguments → a new object."""
         arguments, of = self.stack.pop(), self.stack.pop()
         if not (isinstance(of, _Named) and isinstance(arguments, tuple)):
-            raise InputError("refused: it calls something that it has not named")
+            raise InputError("refused: it calls something that it has not imported by name")
         self.append(_Made(of, arguments))
 
     def build(self) -> None:
         """BUILD: object, state → object."""
         state, made = self.stack.pop(), self.stack[-1]
         if not (isinstance(made, _Made) and made.state is None and isinstance(state, (dict, tuple))):
-            raise InputError("refused: it changes something that it has not made")
+            raise InputError("refused: it changes an object that it has not created")
         made.state = state
 
     def set_item(self) -> None:
@@ -143,13 +143,13 @@ class _Laid(pickle._Unpickler):
 
     def _set(self, items: list[Any]) -> None:
         target, keys = self.stack[-1], items[::2]
-        # A nest of tuples is hashed in exponential time.
+        # Hashing nested tuples takes exponential time.
         if not (isinstance(target, dict) and all(isinstance(key, (str, _Made)) for key in keys)):
             raise InputError("refused: a key is neither a name nor an index")
         target.update(zip(keys, items[1::2], strict=True))
 
-    # Calls, attributes of classes, extensions, references by position and numbers that say how much memory to take
-    # are left out.
+    # Left out: other calls, class attributes, extensions, references by position, and values that request an amount of
+    # memory.
     dispatch: ClassVar[dict[int, Callable[..., None]]] = {
         code[0]: pickle._Unpickler.dispatch[code[0]]
         for code in (
@@ -165,17 +165,17 @@ class _Laid(pickle._Unpickler):
     }  # fmt: skip
 
 
-class _Checked:
-    """Builds DCP's objects from what was laid out, as far as it agrees with the manifest. Raises InputError."""
+class _Builder:
+    """Builds DCP's objects from parsed values. InputError where they do not agree with the manifest."""
 
     def __init__(self, manifest: Manifest, size: int) -> None:
         self._manifest = manifest
-        self._room = size  # pieces that can still be in a pickle of this size: each takes more than a byte
+        self._room = size  # how many more pieces a pickle of this size can describe: each takes more than a byte
         self._places: dict[tuple[str, tuple[int, ...]], int] = {}  # key and offsets of a piece → bytes of its values
         self._used = dict.fromkeys(manifest.files, 0)
 
-    def metadata(self, laid: Any) -> Metadata:
-        fields = _state(laid, "Metadata")
+    def metadata(self, parsed: Any) -> Metadata:
+        fields = _state(parsed, "Metadata")
         tensors, storage = _field(fields, "state_dict_metadata", dict), _field(fields, "storage_data", dict)
         if different := sorted(map(str, tensors.keys() ^ self._manifest.objects.keys())):
             raise InputError(f"its tensors are not those of the manifest: {', '.join(different[:3])}")
@@ -184,11 +184,11 @@ class _Checked:
         }
         places = dict(self._place(index, place) for index, place in storage.items())
         if self._places:
-            raise InputError(f"it does not say where a piece of {next(iter(self._places))[0]} lies")
+            raise InputError(f"the place of a piece of {next(iter(self._places))[0]} is missing")
         return Metadata(entries, storage_data=places, storage_meta=StorageMeta())
 
-    def _tensor(self, key: str, laid: Any, stored: StoredObject) -> TensorStorageMetadata:
-        fields = _state(laid, "TensorStorageMetadata")
+    def _tensor(self, key: str, parsed: Any, stored: StoredObject) -> TensorStorageMetadata:
+        fields = _state(parsed, "TensorStorageMetadata")
         size, dtype = _size(fields.get("size")), _dtype(fields.get("properties"))
         if list(size) != stored.shape or str(dtype) != f"torch.{stored.dtype}":
             raise InputError(f"{key} is {dtype} {list(size)}, the manifest says {stored.dtype} {stored.shape}")
@@ -200,34 +200,34 @@ class _Checked:
             raise InputError(f"{key} has {len(boxes)} pieces, the manifest says {stored.pieces}")
         chunks = [self._chunk(key, box, size, dtype) for box in boxes]
         if sum(chunk.sizes.numel() for chunk in chunks) != size.numel():
-            raise InputError(f"the pieces of {key} do not make it up")
+            raise InputError(f"the pieces of {key} do not add up to it")
         return TensorStorageMetadata(TensorProperties(dtype=dtype), size, chunks)
 
-    def _chunk(self, key: str, laid: Any, full: torch.Size, dtype: torch.dtype) -> ChunkStorageMetadata:
-        fields = _state(laid, "ChunkStorageMetadata")
+    def _chunk(self, key: str, parsed: Any, full: torch.Size, dtype: torch.dtype) -> ChunkStorageMetadata:
+        fields = _state(parsed, "ChunkStorageMetadata")
         offsets, sizes = _size(fields.get("offsets")), _size(fields.get("sizes"))
         if not len(offsets) == len(sizes) == len(full) or any(
             offset + size > whole for offset, size, whole in zip(offsets, sizes, full, strict=True)
         ):
-            raise InputError(f"a piece of {key} lies outside of it: {list(sizes)} at {list(offsets)} of {list(full)}")
+            raise InputError(f"a piece of {key} is out of bounds: {list(sizes)} at {list(offsets)} of {list(full)}")
         if (key, tuple(offsets)) in self._places:
-            raise InputError(f"two pieces of {key} lie at {list(offsets)}")
+            raise InputError(f"two pieces of {key} are at {list(offsets)}")
         self._places[key, tuple(offsets)] = sizes.numel() * dtype.itemsize
         return ChunkStorageMetadata(offsets, sizes)
 
-    def _place(self, laid_index: Any, laid: Any) -> tuple[MetadataIndex, _StorageInfo]:
-        index, fields = _state(laid_index, "MetadataIndex"), _state(laid, "_StorageInfo")
+    def _place(self, parsed_index: Any, parsed: Any) -> tuple[MetadataIndex, _StorageInfo]:
+        index, fields = _state(parsed_index, "MetadataIndex"), _state(parsed, "_StorageInfo")
         key, offsets = _field(index, "fqn", str), _size(index.get("offset"))
         file, start, length = (_field(fields, name, kind) for name, kind in PLACE.items())
         if file not in self._manifest.files or fields.get("transform_descriptors"):
             raise InputError(f"{key} points to {file}, which the manifest does not list")
         values = self._places.pop((key, tuple(offsets)), None)
         if values is None:
-            raise InputError(f"it says where a piece of {key} at {list(offsets)} lies, which does not exist")
+            raise InputError(f"it gives a place for a piece of {key} at {list(offsets)}, which does not exist")
         self._used[file] += length
         whole = self._manifest.files[file].bytes
         if not (0 <= start <= start + length <= whole and self._used[file] <= whole):
-            raise InputError(f"a piece of {key} lies outside of {file}: {length} bytes at {start} of {whole}")
+            raise InputError(f"a piece of {key} is outside of {file}: {length} bytes at {start} of {whole}")
         if not values <= length <= values + OVERHEAD:
             raise InputError(f"a piece of {key} takes {length} bytes of {file} for {values} bytes of values")
         return MetadataIndex(key, offsets), _StorageInfo(file, start, length)
@@ -236,12 +236,12 @@ class _Checked:
 PLACE: dict[str, type] = {"relative_path": str, "offset": int, "length": int}
 
 
-def _state(laid: Any, name: str) -> dict[str, Any]:
-    """The fields of an object that must be one of class `name`."""
-    if not (isinstance(laid, _Made) and laid.of.name == name and isinstance(laid.state, dict)):
-        found = laid.of.name if isinstance(laid, _Made) else type(laid).__name__
-        raise InputError(f"damaged: a {found} where a {name} belongs")
-    return laid.state
+def _state(parsed: Any, name: str) -> dict[str, Any]:
+    """The fields of an object that must be of class `name`."""
+    if not (isinstance(parsed, _Made) and parsed.of.name == name and isinstance(parsed.state, dict)):
+        actual = parsed.of.name if isinstance(parsed, _Made) else type(parsed).__name__
+        raise InputError(f"damaged: expected a {name}, got a {actual}")
+    return parsed.state
 
 
 def _field(fields: dict[str, Any], name: str, kind: type) -> Any:
@@ -251,19 +251,19 @@ def _field(fields: dict[str, Any], name: str, kind: type) -> Any:
     return value
 
 
-def _size(laid: Any) -> torch.Size:
-    numbers = laid.arguments[0] if isinstance(laid, _Made) and len(laid.arguments) == 1 else None
+def _size(parsed: Any) -> torch.Size:
+    numbers = parsed.arguments[0] if isinstance(parsed, _Made) and len(parsed.arguments) == 1 else None
     if not isinstance(numbers, tuple) or len(numbers) > MOST_DIMS:
-        raise InputError("damaged: a shape is none")
+        raise InputError("damaged: a shape is not a tuple of numbers")
     if not all(type(number) is int and 0 <= number < 1 << 63 for number in numbers) or math.prod(numbers) >= 1 << 63:
-        raise InputError("damaged: no tensor has this shape")
+        raise InputError("damaged: a shape that no tensor can have")
     return torch.Size(numbers)
 
 
-def _dtype(laid: Any) -> torch.dtype:
-    state = laid.state if isinstance(laid, _Made) else None
+def _dtype(parsed: Any) -> torch.dtype:
+    state = parsed.state if isinstance(parsed, _Made) else None
     named = state[0] if isinstance(state, tuple) and state else None
-    found = getattr(torch, named.name, None) if isinstance(named, _Named) and named.module == "torch" else None
-    if not isinstance(found, torch.dtype):
+    dtype = getattr(torch, named.name, None) if isinstance(named, _Named) and named.module == "torch" else None
+    if not isinstance(dtype, torch.dtype):
         raise InputError("damaged: a tensor has no dtype")
-    return found
+    return dtype

@@ -1,9 +1,9 @@
-"""A state as boxes: which part of each full tensor this rank holds, and where it lies in it.
+"""A state as boxes: which part of each full tensor this rank holds, and at which offsets.
 
-A state maps keys to plain tensors (the same on every rank that has the key), FSDP2 DTensors, or TorchRec's tables
-(DTensors over LocalShardsWrapper). Ranks may hold different keys: a table-wise table's optimizer state exists on its
-owner alone. Several replicas may hold one table shard: the pieces of each are the part of it that it writes. Everything
-else here (save, hash, compare) works on pieces, so only this file knows these kinds.
+A state maps keys to plain tensors (equal on every rank that has the key), FSDP2 DTensors, or TorchRec's tables
+(DTensors over LocalShardsWrapper). Ranks may hold different keys: the optimizer state of a table-wise table exists on
+its owner only. Where several replicas hold the same table shard, each has the pieces that it writes. The rest of this
+package (save, sum, compare) works on pieces, so only this file knows the kinds of tensors.
 """
 
 from collections.abc import Mapping
@@ -29,13 +29,13 @@ class Piece:
     full: torch.Size
 
 
-# Boxes of FSDP2 tensors by mesh, placements and full shape: torch takes 0.1 ms for each, in the training thread.
+# Boxes of FSDP2 tensors by mesh, placements and full shape: torch needs 0.1 ms for each, in the training thread.
 _boxes: dict[tuple[Any, ...], list[ChunkStorageMetadata]] = {}
 
 
 @torch.no_grad()
 def state_pieces(state: Mapping[str, Tensor]) -> dict[str, list[Piece]]:
-    """This rank's boxes of each tensor; none of a tensor whose mesh or table leaves this rank out."""
+    """This rank's boxes of each tensor; none of a tensor whose mesh or table does not include this rank."""
     return {key: _local_pieces(value) for key, value in state.items()}
 
 
@@ -45,7 +45,7 @@ def _local_pieces(value: Tensor) -> list[Piece]:
     if value.device_mesh.get_coordinate() is None:
         return []
     local: Any = value.to_local()
-    # Both are DCP's protocol for sharded tensors. A table's rank without rows has a box of no size and no shard.
+    # Both are DCP's protocol for sharded tensors. A rank without rows of a table has an empty box and no shard.
     if hasattr(local, "local_shards"):
         shards, boxes = _own_rows(local.local_shards(), local.__create_chunk_list__(), value.device_mesh)
     else:
@@ -59,25 +59,26 @@ def _local_pieces(value: Tensor) -> list[Piece]:
 def _own_rows(
     shards: list[Tensor], boxes: list[ChunkStorageMetadata], mesh: DeviceMesh
 ) -> tuple[list[Tensor], list[ChunkStorageMetadata]]:
-    """Of table shards that several replicas hold, the rows that this one writes: each writes its part."""
+    """The rows that this replica writes of table shards that several replicas hold."""
     names = mesh.mesh_dim_names or ()
     if Axis.MP_REPLICATE.value not in names:
         return shards, boxes
     axis = names.index(Axis.MP_REPLICATE.value)
-    found: tuple[list[Tensor], list[ChunkStorageMetadata]] = ([], [])
+    parts: list[Tensor] = []
+    places: list[ChunkStorageMetadata] = []
     for shard, box in zip(shards, boxes, strict=False):
         block = -(-shard.shape[0] // mesh.size(axis))
         first = block * mesh.get_local_rank(axis)
         part = shard[first : first + block]
         if part.numel():
             offsets = torch.Size((box.offsets[0] + first, *box.offsets[1:]))
-            found[0].append(part)
-            found[1].append(ChunkStorageMetadata(offsets, part.shape))
-    return found
+            parts.append(part)
+            places.append(ChunkStorageMetadata(offsets, part.shape))
+    return parts, places
 
 
 def layout(value: Tensor) -> str:
-    """How a tensor lies over the ranks, for people: `replicated`, or the placement along each mesh axis."""
+    """How a tensor is distributed, in words: `replicated`, or the placement along each mesh axis."""
     if not isinstance(value, DTensor):
         return "replicated"
     mesh = value.device_mesh
@@ -87,13 +88,13 @@ def layout(value: Tensor) -> str:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """float32, say: as manifests, and ranks among each other, name it."""
+    """For example `float32`: the name in manifests and in messages between ranks."""
     return str(dtype).removeprefix("torch.")
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """The dtype of that name; GemctlError if there is none."""
-    found = getattr(torch, name, None)
-    if not isinstance(found, torch.dtype):
-        raise GemctlError(f"{name!r} is no dtype of torch's")
-    return found
+    """The dtype with this name; GemctlError if there is none."""
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise GemctlError(f"{name!r} is not a torch dtype")
+    return dtype

@@ -1,8 +1,8 @@
-"""Which checkpoint folders are deleted, and when: only by the run's owner, and never before a newer one is complete.
+"""Which checkpoint folders are deleted, and when: only by the run's owner, and only once a newer one is complete.
 
-`prune` runs after each publication; `remove_half_written` also when an attempt starts, so that a save that did not end
-takes no room from the next one. What cannot be read now, is damaged, or was left alone by an attempt stays: only
-`gemctl checkpoint prune` deletes that (docs/reliability.md has the whole table).
+`prune` runs after each publication. `remove_half_written` also runs when an attempt starts, so that an unfinished save
+takes no space from the next one. Checkpoints that can't be read now, are damaged, or were passed over by an attempt
+stay: only `gemctl checkpoint prune` deletes those (docs/reliability.md has the whole table).
 """
 
 import shutil
@@ -20,20 +20,20 @@ from gemctl.run.manifest import DELETED, FOLDER, Checkpoint, check_size, checkpo
 
 
 def prune(run: RunDir, attempt: Attempt, keep: int) -> list[Path]:
-    """Deletes valid checkpoints but the newest `keep`, whole void ones of earlier attempts, and what is half written.
+    """Deletes valid checkpoints except the newest `keep`, whole void ones of earlier attempts, and half-written ones.
 
-    Returns the deleted folders. Nothing is deleted before `attempt` has completed a checkpoint of its own, and once a
-    higher attempt owns the run.
+    Returns the deleted folders. Nothing is deleted before `attempt` has completed a checkpoint of its own, or after a
+    later attempt has taken over the run.
     """
-    found = checkpoints(run)
-    valid = [one for one in found if one.state == "valid" and _whole(one)]
+    every = checkpoints(run)
+    valid = [one for one in every if one.state == "valid" and _whole(one)]
     own = [one.step for one in valid if one.attempt == attempt.number]
     if not own:
         return []
     left_alone = {name for one in run.attempts() if (base := one.started_from()) for name in base.left_alone}
     void = [
         one
-        for one in found
+        for one in every
         if one.state == "void" and one.attempt < attempt.number and one.path.name not in left_alone and _whole(one)
     ]
     removed = []
@@ -46,8 +46,8 @@ def prune(run: RunDir, attempt: Attempt, keep: int) -> list[Path]:
 
 
 def remove_half_written(run: RunDir, attempt: Attempt) -> list[Path]:
-    """Deletes what saves of earlier attempts have left unpublished, if those attempts are surely dead, and the rest of
-    deletions that were cut short; returns the former."""
+    """Deletes unpublished checkpoints of earlier attempts that are certainly dead, and finishes interrupted deletions;
+    returns the folders of the former."""
     if attempt.owns_run():
         for path in entries(run.checkpoints):
             if FOLDER.fullmatch(path.name.removesuffix(DELETED)) and path.name.endswith(DELETED):
@@ -62,8 +62,9 @@ def remove_half_written(run: RunDir, attempt: Attempt) -> list[Path]:
 
 
 def surely_dead(attempt: Attempt) -> bool:
-    """True if no process of the attempt can write any more: it has said how it ended, which is written when all are
-    dead, or all that it has named ran on this host and do no more. A beat that is missing proves nothing."""
+    """True if no process of the attempt can write any more: either its end was recorded, which happens once all its
+    processes are dead, or all processes that it recorded ran on this host and are gone. A missing heartbeat proves
+    nothing."""
     try:
         if attempt.end() is not None:
             return True
@@ -74,8 +75,8 @@ def surely_dead(attempt: Attempt) -> bool:
         return False
     if claim.nodes > 1 or claim.host != socket.gethostname():
         return False
-    named = [claim.pid, *(line["pid"] for line in lines if line["event"] in {"agent", "rank"})]
-    return not any(process.running(pid) for pid in named)
+    recorded = [claim.pid, *(line["pid"] for line in lines if line["event"] in {"agent", "rank"})]
+    return not any(process.running(pid) for pid in recorded)
 
 
 def _whole(checkpoint: Checkpoint) -> bool:
@@ -83,9 +84,9 @@ def _whole(checkpoint: Checkpoint) -> bool:
 
 
 def _unpublish(folder: Path, attempt: Attempt) -> Path | None:
-    """Renames a checkpoint that is to be erased, so that a half-deleted one is not taken for a damaged one; its new
-    path, or None if it is not this attempt's to delete."""
-    if folder.is_symlink() or not attempt.owns_run():  # what a link leads to is not this run's
+    """Renames a checkpoint before it is erased, so that a half-deleted one is not taken for a damaged one. Returns the
+    new path, or None if this attempt must not delete it."""
+    if folder.is_symlink() or not attempt.owns_run():  # the target of a link is not this run's
         return None
     doomed = folder.with_name(folder.name + DELETED)
     folder.rename(doomed)

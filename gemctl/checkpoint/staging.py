@@ -1,10 +1,10 @@
 """Host copies of a rank's pieces, in buffers that live as long as the run.
 
-A save blocks training for the copy alone. torch's own DefaultStager was measured and not used: it copies whole
-storages and caches by the storage's identity, so a state computed anew for each save (tables in canonical form) gets
-fresh buffers each time; it deep-copies each DTensor (0.14 ms apiece, here 2 µs) and allocates a table's size on the
-device to do so; its shared-memory mode needs a file descriptor per tensor and /dev/shm as large as the state, which
-containers do not have, and was no faster (24 ms for 192 MB either way).
+A save blocks training only for this copy. torch's DefaultStager was measured and rejected. It copies whole storages and
+caches by the storage's identity, so a state that is computed anew for each save (tables in canonical form) gets new
+buffers each time. It deep-copies each DTensor (0.14 ms apiece; 2 µs here) and allocates a table's size on the device to
+do so. Its shared-memory mode needs a file descriptor per tensor and a /dev/shm as large as the state, which containers
+do not have, and was no faster (24 ms for 192 MB either way).
 """
 
 from collections.abc import Mapping
@@ -19,8 +19,8 @@ from gemctl.checkpoint.pieces import Piece
 class Stager(AsyncStager):
     """DCP's stager over pieces: `stage({key: [Piece, …]})` → the same with copies on the host.
 
-    A buffer is kept per key and offset, so the next `stage` overwrites what the last one returned. On a GPU machine
-    buffers are page-locked.
+    One buffer is kept per key and offset, so each `stage` overwrites what the previous one returned. Buffers for GPU
+    tensors are page-locked.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class Stager(AsyncStager):
 
     @property
     def bytes(self) -> int:
-        """Host memory held."""
+        """Bytes of host memory in use."""
         return sum(buffer.nbytes for buffer in self._buffers.values())
 
     @torch.no_grad()
@@ -42,7 +42,7 @@ class Stager(AsyncStager):
         """Nothing to wait for: the copy is done when `stage` returns."""
 
     def close(self) -> None:
-        """Gives the memory back."""
+        """Releases the memory."""
         for buffer in self._buffers.values():
             _unpin(buffer)
         self._buffers.clear()

@@ -1,8 +1,8 @@
-"""How pieces go into DCP's files and come back: DCP's planner, writer and reader, and the steps of a save.
+"""Writes pieces to DCP's files and reads them back: DCP's planner, writer and reader, and the steps of a save.
 
-The planner plans pieces instead of DTensors, so that what is staged is plain memory. The writer names file and errno
-when a write fails (DCP reports "unexpected pos" and loses the errno between ranks). The reader trusts no pickle
-(gemctl/checkpoint/metadata.py) and nothing compressed.
+The planner plans pieces instead of DTensors, so that plain memory is staged. The writer names file and errno when a
+write fails (DCP reports "unexpected pos" and loses the errno between ranks). The reader trusts no pickle
+(gemctl/checkpoint/metadata.py) and no compressed data.
 """
 
 import errno
@@ -32,11 +32,11 @@ from gemctl.durable import named, sync_file
 from gemctl.errors import InputError
 from gemctl.run.manifest import Manifest, check_size, file_faults, read
 
-Row = list[Any]  # JSON: of a piece (key, offsets, shape, dtype, full shape, hint), or of where it lies
+Row = list[Any]  # JSON: a piece (key, offsets, shape, dtype, full shape, hint), or its place in a file
 
 
 class PiecePlanner(DefaultSavePlanner):
-    """Plans the writing of `{key: [Piece, …]}`; what several ranks have is written by one of them."""
+    """Plans the writing of `{key: [Piece, …]}`; a piece that several ranks hold is written by one of them."""
 
     def __init__(self) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
@@ -59,8 +59,8 @@ def _write_item(key: str, piece: Piece) -> WriteItem:
 
 
 class PieceSave:
-    """One rank's part in a save. `dcp.save` takes the same steps, but has ranks send each other pickles; what these
-    take and give is JSON.
+    """One rank's part of a save, with JSON as the arguments and results of every step: `dcp.save` takes the same steps,
+    but has ranks send each other pickles.
 
         plan → on rank 0: divide → write → on rank 0: finish
     """
@@ -71,19 +71,19 @@ class PieceSave:
         self._plan = SavePlan([])
 
     def plan(self) -> list[Row]:
-        """What this rank has."""
+        """The pieces that this rank holds."""
         first = self._rank == 0
         self._planner.set_up_planner(self._state, self._writer.storage_meta(), first)
         self._writer.set_up_storage_writer(first)
         return _rows(self._writer.prepare_local_plan(self._planner.create_local_plan()))
 
     def divide(self, plans: list[list[Row]]) -> list[list[Row]]:
-        """Which rank writes what, so that every box is written once."""
+        """For each rank the pieces to write, so that every box is written once."""
         divided, self._metadata = self._planner.create_global_plan([SavePlan(list(map(_item, rows))) for rows in plans])
         return list(map(_rows, divided))
 
     def write(self, rows: list[Row]) -> list[Row]:
-        """Writes this rank's part; returns where each piece lies."""
+        """Writes this rank's pieces; returns the place of each."""
         plan = SavePlan(list(map(_item, rows)), storage_data=_StoragePrefix(f"__{self._rank}_"))
         self._plan = self._planner.finish_plan(plan)
         return [
@@ -99,7 +99,7 @@ class PieceSave:
         return self._metadata
 
     def written(self) -> Iterator[tuple[str, Piece]]:
-        """Key and piece of all that this rank wrote: over the ranks, every box once."""
+        """Key and piece of everything that this rank wrote; over all ranks, every box once."""
         for item in self._plan.items:
             yield item.index.fqn, self._planner.piece(item.index)
 
@@ -127,11 +127,11 @@ def _result(row: Row) -> WriteResult:
 
 
 class Writer(FileSystemWriter):
-    """Writes one file a rank, put on disk before the save goes on; a failure is an OSError with errno and file."""
+    """Writes one file per rank and fsyncs it; a failure is an OSError with errno and file name."""
 
     def __init__(self, folder: Path, rank: int) -> None:
-        # No copy ahead: pieces are on the host, and DCP would use GPU 0 from its thread on every rank. DCP fsyncs a
-        # file before the last of it has left Python's buffer, the whole of small metadata: here it is done after that.
+        # No copy ahead: pieces are on the host, and DCP would use GPU 0 from its thread on every rank. No sync_files:
+        # DCP fsyncs a file while the end of it (all of a small one) is still in Python's buffer, so we do it later.
         super().__init__(folder, single_file_per_rank=True, sync_files=False, per_thread_copy_ahead=0)
         self._file = folder / f"__{rank}_0.distcp"
 
@@ -160,22 +160,22 @@ def _os_error(error: BaseException | None) -> OSError | None:
 
 
 class Reader(FileSystemReader):
-    """Reads the checkpoint in `folder`, whose files have been checked. The metadata is read once and kept."""
+    """Reads the checkpoint in `folder`, whose files have been checked. The metadata is read once and cached."""
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         super().__init__(folder)
         self.folder, self._manifest = folder, manifest
         self._metadata: Metadata | None = None
 
-    # No **kwargs, else DCP tries each rank's own metadata file where this one is refused.
+    # No **kwargs: DCP would then try each rank's own metadata file after this one was refused.
     def read_metadata(self) -> Metadata:
-        """InputError if it is not what the manifest says."""
+        """InputError if it does not agree with the manifest."""
         if self._metadata is None:
             self._metadata = read_metadata(self.folder, self._manifest)
         return self._metadata
 
     def _slice_file(self, file: Any, sinfo: Any) -> Any:
-        """A piece, as torch.load gets it. OSError if it would grow when it is unpacked: DCP writes nothing packed."""
+        """A piece as torch.load reads it. OSError if it is compressed and so could expand: DCP compresses nothing."""
         piece = super()._slice_file(file, sinfo)
         try:
             entries = zipfile.ZipFile(_Seekable(piece)).infolist()
@@ -189,7 +189,7 @@ class Reader(FileSystemReader):
 
 
 class _Seekable:
-    """A piece for zipfile: DCP's own takes offsets from the end with the other sign."""
+    """A piece for zipfile: DCP's object expects offsets from the end with the opposite sign."""
 
     def __init__(self, piece: Any) -> None:
         self._piece, self.read, self.tell = piece, piece.read, piece.tell
@@ -203,8 +203,8 @@ class _Seekable:
 
 
 def open_checkpoint(folder: Path) -> tuple[Manifest, Reader]:
-    """The checkpoint in `folder` for reading single objects. InputError unless sizes and metadata are in order; the
-    content of the files is not hashed."""
+    """The checkpoint in `folder`, for reading single objects. InputError if sizes or metadata are wrong; the files'
+    contents are not hashed."""
     manifest = read(folder)
     if faults := file_faults(folder, manifest, check_size):
         raise InputError(faults)
@@ -214,5 +214,5 @@ def open_checkpoint(folder: Path) -> tuple[Manifest, Reader]:
 
 
 def rank_files(folder: Path, rank: int) -> list[str]:
-    """Names of the files with this rank's pieces."""
+    """Names of the files that hold this rank's pieces."""
     return sorted(name for name in os.listdir(folder) if name.startswith(f"__{rank}_"))  # noqa: PTH208 (names)

@@ -258,7 +258,7 @@ def save_on_a_disk_that_fills(
     for step in (2, 4, 6):
         try:
             saver.save(step, {"big": torch.full((100_000,), float(step)), "other": torch.zeros(100_000)}, {})
-            saver._idle()
+            saver._wait_for_thread()
             saver.check()
             passed.append(step)
         except SaveError as error:
@@ -326,7 +326,7 @@ def time_saves(path: Path, megabytes: int, saves: int) -> dict[str, list[float]]
         stall, upload = _Watch(), _Watch(next(iter(saver._thread._threads)).native_id)
         saver.save(step, state, {})
         found, during = {"stall": stall.seconds()}, []
-        while not saver._under_way.done():  # type: ignore[union-attr]
+        while not saver._pending.done():  # type: ignore[union-attr]
             during.append(_time_step())
         saver.wait()
         found["whole"] = upload.seconds()

@@ -71,7 +71,7 @@ def test_files_hold_every_weight_whole(saved: tuple[Path, dict[str, Any]], tmp_p
 
 def test_an_export_that_fails_leaves_nothing(saved: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     said = run_world(1, ranks.export_with_a_lost_value, saved[0] / "checkpoints/step_2.a1", tmp_path / "out")[0]
-    assert said == "scale: exported, but not what was saved"
+    assert said == "scale: the exported values are not those that were saved"
     assert list(tmp_path.iterdir()) == []
 
 

@@ -167,8 +167,11 @@ RARE = {"two in a row are too many", "none may fail"}
 def test_a_load_proves_that_every_value_came_back(tmp_path: Path) -> None:
     make_run(tmp_path)
     for first, second in run_world(2, ranks.lose_a_value_on_the_way, tmp_path):
-        assert "not what was saved: optim.dense.0.bias.exp_avg, optim.dense.0.weight.exp_avg, optim.dense.2" in first
-        assert second.endswith("not what was saved: optim.dense.0.weight.exp_avg")
+        assert (
+            "not those that were saved: optim.dense.0.bias.exp_avg, optim.dense.0.weight.exp_avg, optim.dense.2"
+            in first
+        )
+        assert second.endswith("not those that were saved: optim.dense.0.weight.exp_avg")
     manifest = read(tmp_path / "checkpoints/step_2.a1")
     assert all(stored.content for stored in manifest.objects.values())
     assert count_kinds(manifest.objects)["AdamW state"] == KindCount(12, 4 * (2 * (84 + 7 + 7 + 1) + 4), 12)

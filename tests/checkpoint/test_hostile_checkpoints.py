@@ -172,7 +172,7 @@ def test_a_pickle_cannot_change_a_class_of_this_process(forged: Forged) -> None:
     storage = Op.name("torch.distributed.checkpoint.filesystem", "_StorageInfo")
     state = pickle.NONE + pickle.EMPTY_DICT + Op.text("relative_path") + Op.text("../../x") + pickle.SETITEM
     program = pickle.PROTO + b"\x04" + storage + state + pickle.TUPLE2 + pickle.BUILD + pickle.STOP
-    assert "refused: it changes something that it has not made" in _refused(forged.write(program))
+    assert "refused: it changes an object that it has not created" in _refused(forged.write(program))
     assert not hasattr(_StorageInfo, "relative_path")
     assert (Metadata.__init__, _StorageInfo.__dict__.get("transform_descriptors")) == before
 
@@ -246,8 +246,8 @@ def _entry(metadata: Metadata) -> TensorStorageMetadata:
 
 CHANGES = {
     "points to ../x": lambda metadata: setattr(_first(metadata), "relative_path", "../x"),
-    "lies outside of __0_0.distcp": lambda metadata: setattr(_first(metadata), "offset", 1 << 40),
-    "a piece of w lies outside of __0_0.distcp: ": lambda metadata: setattr(_first(metadata), "offset", -1),
+    "is outside of __0_0.distcp": lambda metadata: setattr(_first(metadata), "offset", 1 << 40),
+    "a piece of w is outside of __0_0.distcp: ": lambda metadata: setattr(_first(metadata), "offset", -1),
     "for 24 bytes of values": lambda metadata: setattr(_first(metadata), "length", 0),
     "offset is a str": lambda metadata: setattr(_first(metadata), "offset", "0"),
     "length is a bool": lambda metadata: setattr(_first(metadata), "length", True),
@@ -255,25 +255,27 @@ CHANGES = {
     "w is torch.float32 [4, 2]": lambda metadata: setattr(_entry(metadata), "size", torch.Size([4, 2])),
     "w is torch.float64 [4, 3]": lambda metadata: setattr(_entry(metadata).properties, "dtype", torch.float64),
     "w has 1 pieces": lambda metadata: _entry(metadata).chunks.pop(),
-    "a piece of w lies outside of it": lambda metadata: setattr(
+    "a piece of w is out of bounds": lambda metadata: setattr(
         _entry(metadata).chunks[0], "offsets", torch.Size([3, 0])
     ),
-    "two pieces of w lie at [0, 0]": lambda metadata: setattr(
+    "two pieces of w are at [0, 0]": lambda metadata: setattr(
         _entry(metadata).chunks[1], "offsets", torch.Size([0, 0])
     ),
-    "the pieces of w do not make it up": lambda metadata: setattr(
+    "the pieces of w do not add up to it": lambda metadata: setattr(
         _entry(metadata).chunks[0], "sizes", torch.Size([1, 3])
     ),
     "its tensors are not those of the manifest: v": lambda metadata: metadata.state_dict_metadata.update(
         v=_entry(metadata)
     ),
-    "does not say where a piece of w lies": lambda metadata: metadata.storage_data.popitem(),
+    "the place of a piece of w is missing": lambda metadata: metadata.storage_data.popitem(),
     "which does not exist": lambda metadata: metadata.storage_data.update(
         {MetadataIndex("w", torch.Size([1, 0])): _first(metadata)}
     ),
-    "no tensor has this shape": lambda metadata: setattr(_entry(metadata), "size", torch.Size([1 << 40, 1 << 40])),
-    "a shape is none": lambda metadata: setattr(_entry(metadata), "size", [4, 3]),
-    "a StorageMeta where a TensorStorageMetadata belongs": lambda metadata: metadata.state_dict_metadata.update(
+    "a shape that no tensor can have": lambda metadata: setattr(
+        _entry(metadata), "size", torch.Size([1 << 40, 1 << 40])
+    ),
+    "a shape is not a tuple of numbers": lambda metadata: setattr(_entry(metadata), "size", [4, 3]),
+    "expected a TensorStorageMetadata, got a StorageMeta": lambda metadata: metadata.state_dict_metadata.update(
         w=StorageMeta()
     ),
 }
@@ -291,7 +293,7 @@ def test_pieces_that_share_their_room_in_a_file_are_refused(forged: Forged) -> N
         for place in metadata.storage_data.values():
             place.offset, place.length = 0, sum(map(len, forged.pieces)) - 1
 
-    assert "lies outside of" in _refused(forged.write(_change(share)(forged)))
+    assert "is outside of" in _refused(forged.write(_change(share)(forged)))
 
 
 @pytest.mark.parametrize(
@@ -345,7 +347,7 @@ def test_a_piece_that_is_no_archive_is_told(forged: Forged) -> None:
 
 
 def test_names_of_classes_are_names_alone(forged: Forged) -> None:
-    found = laid._Laid(io.BytesIO(pickle.dumps(forged.metadata()))).load()
+    found = laid._Parser(io.BytesIO(pickle.dumps(forged.metadata()))).load()
     assert (type(found), found.of.name, found.arguments) == (laid._Made, "Metadata", ())
     assert type(found.state["state_dict_metadata"]["w"]) is laid._Made
 

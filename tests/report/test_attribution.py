@@ -53,7 +53,7 @@ def plant(run: str, number: int) -> None:
             took = {part: end[part] - start[part] for part in PARTS}
             with (Path(run) / f"times-{self.rank}.jsonl").open("a") as file:
                 file.write(json.dumps([index - 1, kind, took]) + "\n")
-        self.saver._idle()  # an upload is over before the next step
+        self.saver._wait_for_thread()  # an upload is over before the next step
         kind, start = KINDS[index % len(KINDS)], self.ledger.totals()
         return step(self, stepper, loader, index, passed_over)
 
