@@ -126,7 +126,7 @@ class Worker:
             return trainer.run(base.step, base.passed_over)
         except RollBack as error:
             if self.rank == 0:
-                record_rollback(self.attempt, error.found)
+                record_rollback(self.attempt, error.cause)
             raise
 
     def _join_world(self) -> None:

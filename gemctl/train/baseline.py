@@ -1,41 +1,38 @@
-"""The baseline that a model has to beat: a logistic regression on what a table of running averages knows.
+"""The baseline that a model has to beat: a logistic regression on running means of the label.
 
     baseline = fit(train_batches, spec)
-    for batch in batches:                     # the rows that come after, in order
+    for batch in batches:                     # later rows, in order
         logits = baseline.score(batch)        # float32 [B, T], comparable with the model's
 
-Features: the dense ones (standardised), the domain (one-hot), and for every categorical feature and task the log-odds
-of the smoothed mean of the label over all strictly earlier rows with the same id (for a multi-valued feature: the mean
-over the row's ids). Earlier is meant in the order of the files: the training file, then the rows that were scored
-before, so no row sees its own label. Event histories are not used.
+Features: the dense features (standardised), the domain (one-hot), and for every categorical feature and task the
+log-odds of the smoothed mean label over all strictly earlier rows with the same id (for a multi-valued feature, the
+mean over the row's ids). Earlier refers to file order: the training rows, then the rows scored so far, so no row sees
+its own label. Event histories are not used.
 
-Ids that the training file does not have stay at the base rate, as a model knows nothing of them either. So that the
-regression learns what its features are worth on rows that come later, with their share of new ids, it is fitted on the
-last fifth of the training file, where ids that the first four fifths do not have count as new. (On MovieLens, where
-most users of the test part are new, a fit on all rows is worse than the base rate.)
+Ids that do not occur in the training rows stay at the base rate, as a model knows nothing about them either. To learn
+what the features are worth on later rows, with their share of new ids, the regression is fitted on the last fifth of
+the training rows, where ids that are missing from the first four fifths count as new. (On MovieLens, where most users
+of the test part are new, a fit on all rows is worse than the base rate.)
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
 from gemctl.data.batch import Batch
 from gemctl.specs.data import FeatureSpec
 
-if TYPE_CHECKING:
-    from sklearn.linear_model import LogisticRegression
-
-SMOOTHING = 20.0  # pseudo-rows at the base rate that every id starts with
+SMOOTHING = 20.0  # pseudo-rows at the base rate with which every id starts
 Floats = np.ndarray
 Ids = np.ndarray
 
 
 class _RunningMeans:
-    """Summed label and count of one categorical feature by table row, [rows, T] each, over the rows seen so far."""
+    """Label sums and counts of one categorical feature over the rows seen so far, by table row: [rows, T] each."""
 
     def __init__(self, table_rows: int, base: Floats) -> None:
         self._base = base
@@ -45,7 +42,7 @@ class _RunningMeans:
         self._new = np.zeros(table_rows, bool)
 
     def next(self, ids: Ids, offsets: Ids, labels: Floats, weight: Floats) -> Floats:
-        """Log-odds [B, T] of the next rows, each as of the rows before it; then these rows count as seen."""
+        """Log-odds [B, T] of the next rows, each from the rows before it; then adds these rows."""
         row = np.repeat(np.arange(len(labels)), np.diff(offsets))
         positives, counts = (labels * weight)[row], weight[row]
         before_positives, before_counts = np.hsplit(_earlier(ids, row, np.hstack([positives, counts])), 2)
@@ -57,23 +54,23 @@ class _RunningMeans:
         return _row_means(np.where(self._new[ids][:, None], 0.0, odds), offsets)
 
     def close_vocabulary(self) -> None:
-        """Ids without a row so far are new from now on: they stay at the base rate."""
+        """From now on, ids without a row so far are new: they stay at the base rate."""
         self._new = self._rows == 0
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """A fitted logistic regression per task; `None` models are tasks whose training labels have one class only."""
+    """One fitted logistic regression per task; None for a task whose training labels have only one class."""
 
     spec: FeatureSpec
     base: Floats  # [T]
     means: dict[str, _RunningMeans]
     centre: Floats  # [F]
     scale: Floats  # [F]
-    models: "list[LogisticRegression | None]"
+    models: list[LogisticRegression | None]
 
     def score(self, batch: Batch) -> Tensor:
-        """Log-odds float32 [B, T] of the next rows after all that were seen; their labels count from then on."""
+        """Log-odds float32 [B, T] of the rows that follow those seen so far; afterwards their labels count."""
         scores = np.zeros((len(batch), len(self.models)), np.float32)
         if len(batch) == 0:
             return torch.from_numpy(scores)
@@ -87,7 +84,7 @@ class Baseline:
 
 
 def fit(batches: Iterable[Batch], spec: FeatureSpec) -> Baseline:
-    """Fits on all rows of `batches`, taken in their order; some seconds for a million rows."""
+    """Fits on all rows of `batches`, in order; takes a few seconds for a million rows."""
     parts = list(batches)
     dense = np.concatenate([batch.dense.double().numpy() for batch in parts])
     domain = np.concatenate([batch.domain.numpy() for batch in parts])
@@ -109,7 +106,7 @@ def fit(batches: Iterable[Batch], spec: FeatureSpec) -> Baseline:
 
 
 def _out_of_time(means: _RunningMeans, ids: Ids, offsets: Ids, labels: Floats, weight: Floats, split: int) -> Floats:
-    """Log-odds of the training rows from `split` on, with the rows before it as vocabulary; then all count as seen."""
+    """Log-odds of the training rows from `split` on, with the rows before it as vocabulary; adds all of them."""
     edge = offsets[split]
     means.next(ids[:edge], offsets[: split + 1], labels[:split], weight[:split])
     means.close_vocabulary()
@@ -118,12 +115,10 @@ def _out_of_time(means: _RunningMeans, ids: Ids, offsets: Ids, labels: Floats, w
     return running
 
 
-def _fit_task(features: Floats, label: Floats, weight: Floats) -> "LogisticRegression | None":
+def _fit_task(features: Floats, label: Floats, weight: Floats) -> LogisticRegression | None:
     counted = weight > 0
     if len(np.unique(label[counted])) < 2:
         return None
-    from sklearn.linear_model import LogisticRegression  # 1 s  # noqa: PLC0415
-
     model = LogisticRegression(max_iter=200)
     return model.fit(features[counted], label[counted], sample_weight=weight[counted])
 
@@ -131,8 +126,8 @@ def _fit_task(features: Floats, label: Floats, weight: Floats) -> "LogisticRegre
 def _earlier(ids: Ids, row: Ids, values: Floats) -> Floats:
     """For each entry the sum of `values` [N, T] over the entries with the same id in strictly earlier rows.
 
-    `row` [N] does not fall. Entries are sorted by (id, row); a running sum, read where a row's run starts, minus the
-    one where the id starts.
+    `row` [N] never decreases. Entries are sorted by (id, row); the result is the running sum at the start of the row's
+    entries minus the one at the start of the id's.
     """
     order = np.argsort(ids, kind="stable")
     sorted_ids, sorted_rows = ids[order], row[order]
@@ -173,7 +168,7 @@ def _join(dense: Floats, domain: Ids, known: dict[str, Floats], spec: FeatureSpe
 
 
 def _labels(batch: Batch) -> tuple[Floats, Floats]:
-    """Labels and weights [B, T]; a label that does not count weighs 0."""
+    """Labels and weights [B, T]; a label that does not count has weight 0."""
     return batch.labels.double().numpy(), (batch.label_mask * batch.weight[:, None]).double().numpy()
 
 

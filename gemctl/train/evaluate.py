@@ -1,8 +1,8 @@
-"""Scores all rows of a data set, in order, with a checkpoint, and with the logistic regression beside it; one process.
+"""Scores all rows of a data set, in order, with a checkpoint and with the baseline regression, in one process.
 
     evaluate(config, Path("runs/…/checkpoints/step_100.a1"), ["eval.parquet"], out=Path("scores.parquet"))
 
-`gemctl eval` calls this in a process of its own (gemctl/torch_call.py).
+`gemctl eval` calls this in a separate process (gemctl/torch_call.py).
 """
 
 import logging
@@ -41,12 +41,12 @@ BASELINE_ROWS = 65_536  # rows read at a time
 
 
 class Evaluator:
-    """A checkpoint's model in this process, which becomes a world of one; on a GPU if the run was and one is here."""
+    """A checkpoint's model in this process, as a world of one; on a GPU if the run used one and one is available."""
 
     def __init__(self, config: Config, checkpoint: Path, data: list[str]) -> None:
         self.config = config
         self.spec = feature_spec.load(config.data.spec)
-        _check_rows(data, config.data, self.spec)  # what is wrong with the rows shows before the slow part
+        _check_rows(data, config.data, self.spec)  # before the slow part
         self._data = replace(config.data, eval=data)
         cuda = config.cluster.device == "cuda" and torch.cuda.is_available()
         self.device = torch.device("cuda", 0) if cuda else torch.device("cpu")
@@ -55,7 +55,7 @@ class Evaluator:
         topology = resolve(config.topology, config.launcher)
         self.model: ShardedModel = assemble(config, self.spec, topology, self.device)
         optimizer = DenseOptimizer(self.model.dense, config.optim.dense)
-        # A checkpoint is loaded whole, so that nothing in it can go unread unnoticed.
+        # Load the whole checkpoint, optimizer state included, so that a mismatch can't go unnoticed.
         load(checkpoint, self.model.state() | optimizer.state())
 
     def score(self) -> Iterator[tuple[Batch, Tensor]]:
@@ -66,22 +66,22 @@ class Evaluator:
 
 
 def _check_rows(url: DataPath, data: DataConfig, spec: FeatureSpec) -> None:
-    """InputError for rows that can't be read, or whose ids or times are of other kinds than those trained on."""
+    """InputError if the rows can't be read, or if their ids or times are of other kinds than in the training rows."""
     scored = open_source(url, data, spec)
     scored.close()
     scored.check_memory(this_host(gpus=False).memory)
     try:
         trained = open_source(data.train, data, spec)
     except InputError:
-        return  # they may be gone by now: the baseline's reason says so
+        return  # they may be gone by now; then the baseline's reason says so
     trained.close()
     if problems := disagreements([*trained.columns, *scored.columns]):
         raise InputError(problems)
 
 
 def evaluate(config: Config, checkpoint: Path, data: list[str], out: Path | None) -> dict[str, Any]:
-    """The figures of model and baseline over the same rows; writes `out` (Parquet) if asked."""
-    # TorchRec makes torch warn about a function that gemctl does not call.
+    """The metrics of model and baseline over the same rows; writes the scores to `out` (Parquet) if given."""
+    # TorchRec triggers a torch warning about a function that gemctl does not call.
     logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
     torch.set_num_threads(this_host(gpus=False).cores)
     try:
@@ -97,40 +97,40 @@ def _evaluate(config: Config, checkpoint: Path, data: list[str], out: Path | Non
     spec = evaluator.spec
     fitted, reason = _fit_baseline(evaluator.config, spec)
     tasks = [label.name for label in spec.labels]
-    own, other = TaskMetrics(tasks), TaskMetrics(tasks)
+    metrics, baseline_metrics = TaskMetrics(tasks), TaskMetrics(tasks)
     rows = 0
     with ScoreFile(out, tasks) if out is not None else nullcontext() as scores:
         for batch, logits in evaluator.score():
             known = (batch.labels, batch.label_mask, batch.weight, batch.true_probability)
-            own.update(logits, *known)
+            metrics.update(logits, *known)
             if fitted is not None:
-                other.update(fitted.score(batch), *known)
+                baseline_metrics.update(fitted.score(batch), *known)
             if scores is not None:
                 scores.write(batch, logits)
             rows += len(batch)
     return {
         "rows": rows,
         "seconds": time.perf_counter() - start,
-        "tasks": own.compute(),
-        "baseline": other.compute() if fitted is not None else None,
+        "tasks": metrics.compute(),
+        "baseline": baseline_metrics.compute() if fitted is not None else None,
         "baseline_reason": reason,
     }
 
 
 def _fit_baseline(config: Config, spec: FeatureSpec) -> tuple[baseline.Baseline | None, str | None]:
-    """The logistic regression on the training rows, or why there is none."""
+    """The regression fitted on the training rows, or the reason why there is none."""
     settings = replace(config.data, eval=config.data.train, histories="empty")
     try:
         return baseline.fit(eval_batches(settings, spec, global_batch=BASELINE_ROWS, rank=0, world=1), spec), None
     except InputError as error:
-        return None, f"the training rows can't be read, nor their kinds of ids and times be compared: {error}"
+        return None, f"the training rows can't be read, so kinds of ids and times were not compared either: {error}"
 
 
 class ScoreFile:
-    """Parquet with a row for each scored row, in order: `row` (its number in the data set), and for each task
+    """Parquet with one row per scored row, in order: `row` (its number in the data set), and for each task
     `label_TASK`, `mask_TASK` (0: the label does not count) and `score_TASK` (the probability that the label is 1).
 
-    The file appears, whole, when the `with` block ends well; otherwise nothing is left of it."""
+    The complete file appears when the `with` block ends without an error; otherwise nothing remains."""
 
     def __init__(self, path: Path, tasks: list[str]) -> None:
         self._path, self._tasks = path, tasks

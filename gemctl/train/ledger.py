@@ -1,4 +1,4 @@
-"""Where a rank's seconds go: one clock per part of the run; what none covers is `unaccounted`.
+"""Where a rank's time goes: one clock per part of the run; time outside of all parts is `unaccounted`.
 
     ledger = Ledger()
     with ledger.part("build"):
@@ -7,16 +7,16 @@
         batch = next(loader)
     seconds = ledger.take()        # {"build": ..., "data_wait": ..., "wall": ..., "unaccounted": ...}
 
-Time counts from the start of the process, and what passed before the ledger was made counts as `import`. Parts are
-exclusive: the seconds of a part inside another are the inner one's alone, except inside the parts of WHOLE. Until
-`first_step_done()` a wait for data is `first_batch` and every part of a step is `first_step`, so start-up keeps its own
-stages. A part costs about a microsecond. `exposed_communication` is what the dense part waits inside its own
-collectives, so its forward and backward are compute (gemctl/report/efficiency.py).
+Time counts from the start of the process; time before the ledger was created counts as `import`. Parts are exclusive:
+time of a nested part counts for the inner part only, except inside the parts of WHOLE. Until `first_step_done()`,
+waiting for data is `first_batch` and every part of a step is `first_step`, so that start-up is kept apart. Entering and
+leaving a part takes about a microsecond. `exposed_communication` is the time for which the dense part waits in its own
+collectives, so its forward and backward are pure compute (gemctl/report/efficiency.py).
 
-On a GPU the host runs ahead, so its clock says when work was launched. After start-up `take` therefore gives the
-stream's seconds: every edge of a part is an event on the stream, from one edge to the next counts as on the host, and
-`take` waits for the last. What the GPU idles counts for the part that launches too late, as a wait for data does.
-`totals`, from which slow ranks are named, stays the host's.
+On a GPU the host runs ahead, so its clock shows when work was launched. After start-up `take` therefore returns the
+stream's time: entering or leaving a part records an event on the stream, the time between two events counts for the
+part as on the host, and `take` waits for the last event. GPU idle time counts for the part that launches its work too
+late, such as a wait for data. `totals`, from which stragglers are detected, stays on the host's clock.
 """
 
 import os
@@ -45,12 +45,12 @@ STEP = (
 )
 AROUND = ("checkpoint_stall", "eval", "log", "peak")
 PARTS = STARTUP + STEP + AROUND
-# Parts inside these count for them: an evaluation's waits and forwards are evaluation.
+# Nested parts count for these: waiting and forward passes in an evaluation are evaluation.
 WHOLE = frozenset((*STARTUP, *AROUND))
 
 
 class _Part:
-    """The context manager of one part; it holds no state of its own, so one object serves all uses."""
+    """The context manager of one part; it has no state, so one object serves all uses."""
 
     __slots__ = ("index", "ledger")
 
@@ -67,7 +67,7 @@ class _Part:
 
 
 class Event(Protocol):
-    """What is needed of `torch.cuda.Event(enable_timing=True)`."""
+    """The interface of `torch.cuda.Event(enable_timing=True)`."""
 
     def record(self) -> None: ...
 
@@ -77,7 +77,7 @@ class Event(Protocol):
 
 
 class StreamClock:
-    """Which part the current stream's time belongs to, by events between its kernels; a mark costs microseconds."""
+    """Attributes the current stream's time to parts, by events between its kernels; a mark takes microseconds."""
 
     def __init__(self, event: Callable[[], Event]) -> None:
         self._event = event
@@ -86,13 +86,13 @@ class StreamClock:
         self.mark(None)
 
     def mark(self, part: int | None) -> None:
-        """From here on the stream's time belongs to `part`; None: to none."""
+        """From here on the stream's time belongs to `part` (None: to no part)."""
         event = self._free.pop() if self._free else self._event()
         event.record()
         self._marks.append((part, event))
 
     def take(self, part: int | None) -> dict[int | None, float]:
-        """Seconds by part since the last call, of which the stream's work is done then; `part` is at work now."""
+        """Seconds by part since the last call; waits for the stream. `part`: the part that is open now."""
         self.mark(part)
         self._marks[-1][1].synchronize()
         seconds: dict[int | None, float] = {}
@@ -109,13 +109,13 @@ def _cuda_event() -> Event:
 
 
 class Ledger:
-    """The clocks of one rank. Use it from one thread."""
+    """The clocks of one rank. For use by one thread."""
 
     def __init__(self, start: float | None = None) -> None:
-        """`start`: `time.perf_counter()` value from which time counts; None: the start of this process."""
+        """`start`: the `time.perf_counter()` value from which time counts (None: the start of this process)."""
         self._stream: StreamClock | None = None
         now = time.perf_counter()
-        self.start_rss = peak_rss()  # bytes when the ledger was made: interpreter, libraries, pages shared by the fork
+        self.start_rss = peak_rss()  # bytes so far: interpreter, libraries, pages shared by the fork
         self._start = process_start() if start is None else start
         self._seconds = [0.0] * len(PARTS)
         self._seconds[PARTS.index("import")] = now - self._start
@@ -130,26 +130,26 @@ class Ledger:
         self._parts = {name: self._parts[first.get(name, name)] for name in PARTS}
 
     def part(self, name: str) -> _Part:
-        """`with ledger.part(name)`: the seconds inside count as `name`, one of PARTS (KeyError otherwise)."""
+        """`with ledger.part(name)`: time inside counts as `name`, one of PARTS (KeyError otherwise)."""
         return self._parts[name]
 
     def first_step_done(self, event: Callable[[], Event] | None = None) -> None:
-        """Ends start-up: from now on parts of a step count under their own names, and where there is a GPU (or an
-        `event` to mark its stream with) `take` gives the stream's seconds.
+        """Ends start-up: from now on parts of a step count under their own names and, on a GPU (or with an `event` to
+        mark a stream), `take` returns the stream's time.
         """
         self._parts = self._steady
         if event is None and torch.cuda.is_initialized():
             torch.cuda.synchronize()
             event = _cuda_event
         if event is not None:
-            self._settle()
+            self._book()
             self._startup = list(self._seconds)
             self._stream = StreamClock(event)
 
     def take(self) -> dict[str, float]:
         """Seconds by part since the last `take` (or the start), with `wall` and `unaccounted` = wall − Σ parts."""
         on_stream = self._stream.take(self._stack[-1] if self._stack else None) if self._stream else None
-        now = self._settle()
+        now = self._book()
         self._taken = {name: self._taken[name] + own for name, own in zip(PARTS, self._seconds, strict=True)}
         seconds = self._seconds
         if on_stream is not None:
@@ -161,13 +161,13 @@ class Ledger:
         return parts | {"wall": wall, "unaccounted": wall - sum(seconds)}
 
     def seconds(self, name: str) -> float:
-        """Seconds of one part so far, over all intervals, an open part included."""
-        self._settle()
+        """Seconds of one part so far, over all intervals, including an open part."""
+        self._book()
         return self._taken[name] + self._seconds[PARTS.index(name)]
 
     def totals(self) -> dict[str, float]:
         """Seconds by part so far, over all intervals, and `unaccounted`."""
-        now = self._settle()
+        now = self._book()
         seconds = {name: self._taken[name] + self._seconds[index] for index, name in enumerate(PARTS)}
         return seconds | {"unaccounted": now - self._start - sum(seconds.values())}
 
@@ -176,8 +176,8 @@ class Ledger:
         """False during start-up."""
         return self._parts is self._steady
 
-    def _settle(self) -> float:
-        """Books the open part up to now; returns now."""
+    def _book(self) -> float:
+        """Adds the time up to now to the open part; returns now."""
         now = time.perf_counter()
         if self._stack:
             self._seconds[self._stack[-1]] += now - self._mark
@@ -204,24 +204,24 @@ class Ledger:
 
 
 def process_start() -> float:
-    """When this process began (for a forked rank: when it was forked), as a `time.perf_counter()` value."""
+    """When this process started (for a forked rank: when it was forked), as a `time.perf_counter()` value."""
     stat = Path("/proc/self/stat")
     if sys.platform != "linux" or not stat.exists():
         return time.perf_counter()
-    # Field 22, counted after the command's closing bracket, is the start in clock ticks since boot.
+    # Field 22 is the start in clock ticks since boot; the command name before it may contain blanks and brackets.
     ticks = int(stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[19])
     age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
     return time.perf_counter() - max(age, 0.0)
 
 
 def peak_rss() -> int:
-    """Largest resident memory of this process so far, in bytes."""
+    """Peak resident memory of this process so far, in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
 
 def gpu_memory() -> dict[str, int]:
-    """The most bytes of this process's GPU so far, that tensors had and that the allocator held; zeros without one."""
+    """Peak bytes on this process's GPU so far: allocated to tensors, and reserved by the allocator; 0 without a GPU."""
     if not torch.cuda.is_initialized():
         return {"gpu_allocated": 0, "gpu_reserved": 0}
     return {"gpu_allocated": torch.cuda.max_memory_allocated(), "gpu_reserved": torch.cuda.max_memory_reserved()}

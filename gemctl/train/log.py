@@ -1,4 +1,4 @@
-"""What a run says about itself while it trains: attempts/<n>/metrics.jsonl, ledger.jsonl and TensorBoard's tb/.
+"""The logs of a training attempt: attempts/<n>/metrics.jsonl, ledger.jsonl and TensorBoard's tb/.
 
     log = TrainLog(attempt_dir, spec, ledger, rank=rank, world=world, peak=peak)
     log.add(batch, logits, loss=loss, flops=flops)            # every step, every rank
@@ -6,8 +6,8 @@
     log.evaluated(step, metrics.compute(), seconds)           # after an evaluation
     log.finish(step); log.close()
 
-`flush` joins everything the ranks have to say (sums of the metrics, counters, traffic, each rank's ledger) in one
-all-reduce; rank 0 writes. Lines end up in their files whole, so a reader may follow them while the run goes on.
+`flush` combines the data of all ranks (metric sums, counters, traffic, each rank's ledger) in one all-reduce; rank 0
+writes. Lines are written atomically, so a reader can follow the files while the run continues.
 """
 
 import math
@@ -36,15 +36,15 @@ from gemctl.train.stragglers import Loss, Straggler
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-_MEMORY = ("peak_rss", "start_rss", "gpu_allocated", "gpu_reserved")  # bytes, each the most so far
+_MEMORY = ("peak_rss", "start_rss", "gpu_allocated", "gpu_reserved")  # bytes, each the maximum so far
 _ROW = (*PARTS, "unaccounted", "wall", *_MEMORY)
 _SENT = tuple(product(AXES, COLLECTIVES))
-# Seconds of these are not part of the time that throughput and MFU are about.
+# Parts that throughput and MFU leave out.
 _NOT_TRAINING = ("import", "process_group", "build", "load", "first_batch", "first_step", "peak", "eval")
 
 
 def _finite(value: Any) -> Any:
-    """`value` with NaN and infinities, which JSON does not have, as None."""
+    """`value` with None for NaN and infinities, which JSON lacks."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -53,7 +53,7 @@ def _finite(value: Any) -> Any:
 
 
 class TrainLog:
-    """One rank's part of the logging; every method but `add` is called by all ranks at the same step."""
+    """One rank's part of the logging; all ranks call every method except `add` at the same step."""
 
     def __init__(
         self,
@@ -69,8 +69,8 @@ class TrainLog:
         traffic: TrafficCounter | None = None,
         hosts: Sequence[str] = (),
     ) -> None:
-        """`peak`: FLOP/s of this rank (`gemctl.train.peak`); set `log.peak` later if it is measured later. `hosts`: of
-        each rank, where they are known."""
+        """`peak`: FLOP/s of this rank (`gemctl.train.peak`); set `log.peak` later if it is measured later. `hosts`: the
+        host of each rank, if known."""
         self.peak, self._traffic, self._hosts = peak, traffic, hosts
         self._ledger, self._rank, self._world, self._group = ledger, rank, world, group
         self._tables = [table.name for table in spec.tables]
@@ -91,9 +91,9 @@ class TrainLog:
     def add(
         self, batch: Batch, logits: Tensor, *, loss: float, flops: float, counted: Sequence[bool] | None = None
     ) -> None:
-        """One step: this rank's rows and logits [B, T], the global `loss`, this rank's useful FLOPs (forward and
+        """Adds one step: this rank's rows and logits [B, T], the global `loss`, this rank's useful FLOPs (forward and
         backward), and for which tasks any row `counted` (None: all). The first step after start-up counts for the
-        metrics, not for the throughput."""
+        metrics, but not for the throughput."""
         self._metrics.update(logits.detach(), batch.labels, batch.label_mask, batch.weight, batch.true_probability)
         if not math.isnan(loss):
             self._losses.append(loss)
@@ -108,16 +108,16 @@ class TrainLog:
         self._first = False
 
     def skipped(self, *, spike: bool = False) -> None:
-        """A step was skipped for a loss that is a spike or not finite (known to all ranks)."""
+        """A step was skipped because its loss was a spike or not finite (known to all ranks)."""
         self._skipped["spikes" if spike else "skipped"] += 1
 
     def passed_over(self) -> None:
-        """A step's batch was not looked at, as the run had rolled back from it."""
+        """A step's batch was passed over because the run had rolled back from it."""
         self._skipped["passed_over"] += 1
 
-    def named(self, found: Sequence[Straggler]) -> None:
-        """Writes at once which ranks the others wait for; rank 0's to call, or with nothing."""
-        for one in found:
+    def stragglers(self, detected: Sequence[Straggler]) -> None:
+        """Writes newly detected stragglers at once; only rank 0 has any."""
+        for one in detected:
             line = {"kind": "straggler", "time": time.time(), **asdict(one), "host": self._host(one.rank)}
             self._write("ledger", line)
 
@@ -129,7 +129,7 @@ class TrainLog:
     ) -> dict[str, Any] | None:
         """Writes the interval that ends with `step` completed steps; rank 0 returns the line of metrics.jsonl.
 
-        `stragglers`: what each has cost in it, as rank 0 knows.
+        `stragglers`: what each has cost in this interval, on rank 0.
         """
         matrix, counters, traffic = self._gather()
         line = None
@@ -147,14 +147,14 @@ class TrainLog:
         return line
 
     def finish(self, step: int) -> None:
-        """Writes where the seconds after the last `flush` went (the last evaluation and save), just before the end."""
+        """Writes where the time since the last `flush` went (the last evaluation and save), just before the end."""
         matrix, _, _ = self._gather()
         if self._rank == 0:
             self._files["ledger"].write(self._ledger_line(step, time.time(), matrix))
 
     def _gather(self) -> tuple[Tensor, Tensor, dict[str, Any]]:
-        """[world, columns] with every rank's row, the summed counters, and the traffic of a rank on average; the
-        metrics are summed in place."""
+        """[world, columns] with every rank's row, the summed counters, and the mean traffic per rank; the metrics are
+        summed in place."""
         seconds = self._ledger.take()
         memory = {"peak_rss": peak_rss(), "start_rss": self._ledger.start_rss, **gpu_memory()}
         row = torch.zeros(self._world, len(_ROW), dtype=torch.float64)
@@ -194,7 +194,7 @@ class TrainLog:
         }  # fmt: skip
 
     def _ledger_line(self, step: int, now: float, matrix: Tensor) -> dict[str, Any]:
-        """Of each column: least, mean and most over the ranks, and the rank with the most."""
+        """For each column the minimum, mean and maximum over the ranks, and the rank with the maximum."""
         most, rank = matrix.max(0)
         columns = zip(matrix.min(0).values.tolist(), matrix.mean(0).tolist(), most.tolist(), rank.tolist(), strict=True)
         stats = {name: list(column) for name, column in zip(_ROW, columns, strict=True)}
@@ -222,17 +222,17 @@ class TrainLog:
 
     def _to_tensorboard(self, step: int, line: dict[str, Any]) -> None:
         if self._tb is None:
-            # 0.15 s; here, after the first steps, it delays nothing that start-up waits for.
+            # It takes 0.15 s, which would delay the first step.
             from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415
 
             with named(self._tb_dir):
                 self._tb = SummaryWriter(str(self._tb_dir))
-        with named(self._tb_dir):  # what its own thread could not write is raised here, without a name
+        with named(self._tb_dir):  # errors of its writer thread are raised here without a file name
             for tag, value in _scalars(line):
                 self._tb.add_scalar(tag, value, step, walltime=line["time"])
 
     def close(self) -> None:
-        """Closes the files, whose lines are on disk then."""
+        """Syncs and closes the files."""
         for file in self._files.values():
             file.sync()
             file.close()
@@ -244,11 +244,11 @@ class TrainLog:
 
 
 def _scalars(line: dict[str, Any]) -> list[tuple[str, float]]:
-    """TensorBoard's tags and values: `train/loss`, `eval/ne/click`, ... without the undefined ones."""
+    """TensorBoard tags and values: `train/loss`, `eval/ne/click`, ...; undefined ones are left out."""
     kind = line["kind"]
-    found = {f"{kind}/{name}": line.get(name) for name in ("loss", "lr", "grad_norm", "skipped", "spikes")}
-    found |= {f"throughput/{name}": line.get(name) for name in ("examples_per_s", "tokens_per_s", "effective_mfu")}
-    found |= {f"unknown_ids/{table}": count for table, count in line.get("unknown_ids", {}).items()}
+    values = {f"{kind}/{name}": line.get(name) for name in ("loss", "lr", "grad_norm", "skipped", "spikes")}
+    values |= {f"throughput/{name}": line.get(name) for name in ("examples_per_s", "tokens_per_s", "effective_mfu")}
+    values |= {f"unknown_ids/{table}": count for table, count in line.get("unknown_ids", {}).items()}
     for task, quality in line["tasks"].items():
-        found |= {f"{kind}/{name}/{task}": quality.get(name) for name in ("ne", "auc", "calibration", "logloss")}
-    return [(tag, value) for tag, value in found.items() if value is not None]
+        values |= {f"{kind}/{name}/{task}": quality.get(name) for name in ("ne", "auc", "calibration", "logloss")}
+    return [(tag, value) for tag, value in values.items() if value is not None]

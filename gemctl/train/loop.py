@@ -1,4 +1,4 @@
-"""The training loop of one rank: batches in, steps, evaluations, checkpoints; stops when all ranks agree to.
+"""The training loop of one rank: batches, steps, evaluations, checkpoints; stops when all ranks agree to stop.
 
 torchrun -m gemctl.ranks.worker RUN      # runs it by hand
 """
@@ -30,7 +30,7 @@ from gemctl.train.stragglers import Stragglers
 
 @dataclass
 class Trainer:
-    """Everything one rank trains with. `stage(name, step)` tells the outside where this rank is."""
+    """Everything that one rank trains with. `stage(name, step)` reports where this rank is."""
 
     config: Config
     spec: FeatureSpec
@@ -41,13 +41,13 @@ class Trainer:
     ledger: Ledger
     flops: Callable[[Batch], float]
     stage: Callable[[Stage, int | None], None]
-    wishes: Callable[[], Flags]
-    stop_filed: Callable[[], bool]  # any rank's counts
+    flags: Callable[[], Flags]  # raised by this rank in the step that begins
+    stop_requested: Callable[[], bool]  # on any rank, for all
     rank: int
     world: int
     done: int = 0  # completed steps
-    skipped: int = 0  # of them, the last ones that were skipped
-    counted: set[str] = field(default_factory=set)  # tasks that a row has counted for
+    skipped: int = 0  # the number of these that were skipped in a row, up to the last one
+    counted: set[str] = field(default_factory=set)  # tasks for which any row has counted so far
     spikes: Spikes = field(init=False)
     stragglers: Stragglers = field(init=False)
 
@@ -57,18 +57,18 @@ class Trainer:
 
     @property
     def padded_rows(self) -> int:
-        """Rows that each lookup pads to: the most that any rank holds of a global batch, at least one."""
+        """Rows to which each lookup is padded: the most that any rank holds of a global batch, at least one."""
         return max(1, -(-self.config.train.global_batch // self.world))
 
     def state(self) -> dict[str, Tensor]:
-        """All tensors of a checkpoint, by name."""
+        """All tensors of a checkpoint by name."""
         return self.model.state() | self.optimizer.state()
 
     def run(self, start_step: int, passed_over: Collection[int] = ()) -> bool:
         """Trains from `start_step` to the configured end; True if it got there, False if it was asked to stop.
 
-        `passed_over`: steps whose batches are not looked at; they count as done. Raises RollBack where the run has to
-        go back to a checkpoint.
+        `passed_over`: steps whose batches are passed over; they count as done. Raises RollBack if the run has to go
+        back to a checkpoint.
         """
         stepper = Stepper(self.config, self.model, self.optimizer, self.ledger, self.spikes, self.stragglers)
         train = self.config.train
@@ -113,16 +113,16 @@ class Trainer:
         with self.ledger.part("data_wait"):
             step, batch = next(loader)
         if step != index:
-            raise RuntimeError(f"the loader gave batch {step} at step {index}")
+            raise RuntimeError(f"the loader returned batch {step} in step {index}")
         if index in passed_over:
             self.log.passed_over()
             return stepper.pass_over(index)
         self.stage("step", index)
         with self.ledger.part("data_wait"):
             batch = batch.to(self.model.device)
-        result = stepper.step(index, batch, self.padded_rows, self.wishes())
+        result = stepper.step(index, batch, self.padded_rows, self.flags())
         with self.ledger.part("log"):
-            self.log.named(self.stragglers.named())
+            self.log.stragglers(self.stragglers.named())
             if result.skipped:
                 self._skipped(index, result.flags)
             else:
@@ -141,12 +141,12 @@ class Trainer:
         return [label.name for label in self.spec.labels]
 
     def _check_learned(self) -> None:
-        """Raises NothingLearned after all steps where none was taken or no row has counted."""
+        """Raises NothingLearned if all steps are done but none was applied, or no row has counted."""
         steps = self.config.train.steps
         if self.optimizer.applied == 0:
             raise NothingLearned(
-                f"none of the {steps} steps was taken, as no loss was finite: the model is what it was at the start. "
-                "Look at the rows of these batches, or lower optim.dense.lr"
+                f"none of the {steps} steps was applied, as no loss was finite: the model has not changed. "
+                "Check the rows of these batches, or lower optim.dense.lr"
             )
         if not self.counted:
             raise nothing_counted(self.tasks, f"the {steps} batches")
@@ -162,7 +162,7 @@ class Trainer:
         return flags.save or flags.stop or bool(every and self.done % every == 0)
 
     def _flush(self, result: StepResult, saves: bool) -> None:
-        """Ends the interval of the logs; at a save too, so that an attempt which starts there finds a whole one."""
+        """Ends the logs' interval when due, and at each save, so that an attempt can start with a complete one."""
         train = self.config.train
         if self.done % train.log_every == 0 or self.done == train.steps or saves:
             with self.ledger.part("log"):
@@ -170,29 +170,30 @@ class Trainer:
                 self.log.flush(self.done, lr=result.lr, grad_norm=result.grad_norm, stragglers=lost)
 
     def save(self) -> int:
-        """Starts an asynchronous checkpoint of the present state; returns its step."""
+        """Starts an asynchronous checkpoint of the current state; returns its step."""
         self.stage("save", self.done)
-        self._settle()
+        self._average_tables()
         with self.ledger.part("checkpoint_stall"):
             position = {"step": self.done, "applied_updates": self.optimizer.applied, **self.spikes.position()}
-            position["skipped_in_a_row"] = self.skipped  # an attempt that starts here counts on
+            position["skipped_in_a_row"] = self.skipped  # an attempt that starts here continues the count
             position["counted"] = sorted(self.counted)
             self.saver.save(self.done, self.state(), position)
         return self.done
 
-    def _settle(self) -> None:
-        """Averages replicas of the tables that have diverged since the last average: state is read when all agree."""
+    def _average_tables(self) -> None:
+        """Averages table replicas, which may have diverged since the last average, so that they agree on the state."""
         with self.ledger.part("tables_sync"):
             self.model.tables.average()
 
     def evaluate(self, *, may_wait: bool = False) -> None:
-        """NE and AUC over all eval rows; nothing where the configuration has none.
+        """NE and AUC over all eval rows; does nothing if the configuration has none.
 
-        One that `may_wait` is given up when the run is asked to stop: grace is short, and the next step saves.
+        An evaluation that `may_wait` is abandoned when the run is asked to stop: the grace period is short, and the
+        next step saves.
         """
         if self.config.data.eval is None:
             return
-        self._settle()
+        self._average_tables()
         metrics = TaskMetrics(self.tasks, self.model.device)
         start = time.perf_counter()
         with self.ledger.part("eval"):
@@ -202,7 +203,7 @@ class Trainer:
             )  # fmt: skip
             for on_host in batches:
                 self.stage("eval", self.done)
-                if may_wait and self._stop_filed():
+                if may_wait and self._stop_requested():
                     return
                 batch = on_host.to(self.model.device)
                 logits = self.model.predict(batch, self.padded_rows)
@@ -210,8 +211,8 @@ class Trainer:
             metrics.reduce(self.model.group)
             self.log.evaluated(self.done, metrics.compute(), time.perf_counter() - start)
 
-    def _stop_filed(self) -> bool:
-        """The same on every rank."""
-        filed = torch.tensor([float(self.stop_filed())], device=self.model.device)
-        dist.all_reduce(filed, group=self.model.group)
-        return bool(filed.item())
+    def _stop_requested(self) -> bool:
+        """Whether any rank sees a stop request; the same on every rank."""
+        requested = torch.tensor([float(self.stop_requested())], device=self.model.device)
+        dist.all_reduce(requested, group=self.model.group)
+        return bool(requested.item())

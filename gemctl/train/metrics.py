@@ -1,4 +1,4 @@
-"""NE, AUC and calibration per task, from sums that add up over batches and ranks, so the world does not change them.
+"""NE, AUC and calibration per task, from sums over batches and ranks, so they do not depend on the world size.
 
     metrics = TaskMetrics(["click", "like"], device)
     metrics.update(logits, batch.labels, batch.label_mask, batch.weight, batch.true_probability)
@@ -7,10 +7,10 @@
 
 NE (normalized entropy) is logloss / entropy of the base rate of the same rows: 1 is a constant guess, lower is better.
 
-AUC comes from two histograms a task (positives, negatives) over the logit: 2¹⁸ bins of equal width in [−16, 16), what
-lies outside counts in the outer bins. Scores in one bin count as ties, so the result differs from the exact AUC by at
-most ½·Σ_b P_b·N_b / (P·N), which is reported as `auc_error`: 2e-5 for logits with standard deviation 1, below 1e-4
-down to a deviation of 0.2 (the actual error is far smaller, as scores inside a bin are in random order to first order).
+AUC is computed from two histograms per task (positives, negatives) over the logit, with 2¹⁸ bins of equal width in
+[−16, 16); values outside count in the outer bins. Scores in one bin count as ties, so the result differs from the exact
+AUC by at most ½·Σ_b P_b·N_b / (P·N), which is reported as `auc_error`: 2e-5 for logits with standard deviation 1, below
+1e-4 down to a deviation of 0.2 (the actual error is far smaller, as scores within a bin are in nearly random order).
 """
 
 import math
@@ -24,15 +24,15 @@ AUC_BINS = 2**18
 AUC_RANGE = 16.0
 Quality = dict[str, float | int | None]
 
-# Sums of a task, in this order.
+# The sums of a task, in this order.
 _SUMS = ("examples", "weight", "positive", "loss", "probability", "best_weight", "best_loss", "nonfinite")
 _DERIVED = ("base_rate", "logloss", "ne", "auc", "auc_error", "calibration", "best_ne", "gap_closed")
 
 
 class TaskMetrics:
-    """Weighted sums of T tasks; masked-out labels count for nothing.
+    """Weighted sums of T tasks; masked labels do not count.
 
-    `auc=False` leaves the histograms out (8·8·T bytes instead of 4 MiB·T more): enough for NE while training.
+    `auc=False` leaves out the histograms (4 MiB per task): enough for NE during training.
     """
 
     def __init__(self, tasks: Sequence[str], device: torch.device | str = "cpu", *, auc: bool = True) -> None:
@@ -50,8 +50,8 @@ class TaskMetrics:
     ) -> None:
         """Adds B rows: `logits`, `labels`, `label_mask` [B, T], `weight` [B], `true_probability` [B] (NaN: unknown).
 
-        `true_probability` belongs to the first task. A label that counts but whose logit is not finite is left out of
-        all sums and counted in `nonfinite`.
+        `true_probability` belongs to the first task. A label that counts but has a non-finite logit is left out of all
+        sums and counted in `nonfinite`.
         """
         if logits.shape[0] == 0:
             return
@@ -79,20 +79,20 @@ class TaskMetrics:
             negatives.index_add_(0, bins[:, task], row_weight[:, task] * (1 - label[:, task]))
 
     def reduce(self, group: dist.ProcessGroup | None = None) -> None:
-        """Sums over the ranks of `group` (None: all ranks, if there is a world). Call once, before `compute`."""
+        """Sums over the ranks of `group` (None: all, if there is a process group). Call once, before `compute`."""
         if dist.is_available() and dist.is_initialized():
             dist.all_reduce(self.flat, group=group)
 
     def reset(self) -> None:
-        """Forgets all rows."""
+        """Clears all sums."""
         self.flat.zero_()
 
     def compute(self) -> dict[str, Quality]:
         """By task: `examples`, `weight`, `base_rate`, `logloss`, `ne`, `auc`, `auc_error`, `calibration`, `best_ne`,
-        `gap_closed`, `nonfinite`; None where the rows do not define it (no row, labels of one class, ...).
+        `gap_closed`, `nonfinite`; None where the rows leave it undefined (no row, labels of one class, ...).
 
-        `best_ne` is the NE of the generator's own probabilities: the logloss of `true_probability` on the actual
-        labels of the same rows (not its expectation), so that model and bound share the labels' noise.
+        `best_ne` is the NE of the generator's own probabilities: the logloss of `true_probability` on the actual labels
+        of the same rows (not its expectation), so that model and bound see the same label noise.
         `gap_closed` = (1 − NE) / (1 − best NE).
         """
         return {task: self._compute_task(index) for index, task in enumerate(self.tasks)}
@@ -112,7 +112,7 @@ class TaskMetrics:
         entropy = -(base * math.log(base) + (1 - base) * math.log1p(-base))
         ne = sums["loss"] / sums["weight"] / entropy
         result["ne"] = ne
-        # Rows without a true probability would make bound and model speak of different rows.
+        # Only if all rows have a true probability: bound and model must cover the same rows.
         if math.isclose(sums["best_weight"], sums["weight"]):
             best = sums["best_loss"] / sums["weight"] / entropy
             result["best_ne"] = best
@@ -123,7 +123,7 @@ class TaskMetrics:
 
 
 def _best_loss(probability: Tensor, label: Tensor, row_weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Weight of the rows whose true probability is known [B], and their weighted logloss [B]."""
+    """Weight [B] of rows whose true probability is known (0 for others), and their weighted logloss [B]."""
     known = torch.where(probability.isnan(), 0.0, row_weight)
     probability = torch.where(probability.isnan(), 0.5, probability)
     loss = torch.nn.functional.binary_cross_entropy(probability, label, reduction="none")
@@ -131,7 +131,7 @@ def _best_loss(probability: Tensor, label: Tensor, row_weight: Tensor) -> tuple[
 
 
 def _auc(histograms: Tensor) -> tuple[float | None, float | None]:
-    """AUC and the bound of its error, from [2, bins] of positives and negatives; ties count one half."""
+    """AUC and its error bound, from [2, bins] positives and negatives; ties count one half."""
     positives, negatives = histograms
     pairs = float(positives.sum() * negatives.sum())
     if pairs <= 0:

@@ -1,4 +1,4 @@
-"""AdamW over the dense part, whose state exists from the start, and the warm-up of both learning rates."""
+"""AdamW for the dense part, with its state allocated from the start, and the warm-up of both learning rates."""
 
 import torch
 from torch import Tensor, nn
@@ -9,10 +9,10 @@ from gemctl.config.schema import DenseOptimConfig
 
 
 class DenseOptimizer:
-    """AdamW on sharded parameters; `applied` counts the steps that changed them (a skipped step does not).
+    """AdamW on sharded parameters; `applied` counts the updates (skipped steps make none).
 
-    The update is elementwise, so it runs on each rank's own shards as plain tensors: parameters of several meshes go
-    into one fused call, and no step waits for DTensor to work out placements (0.4 s in the first one).
+    The update is elementwise, so it runs on each rank's own shards as plain tensors: parameters of several meshes fit
+    into one multi-tensor call, and no step waits for DTensor to derive placements (0.4 s in the first one).
     """
 
     def __init__(self, dense: nn.Module, config: DenseOptimConfig) -> None:
@@ -62,10 +62,10 @@ class DenseOptimizer:
 
 
 def _shards(values: list[Tensor]) -> list[Tensor]:
-    """This rank's parts, as plain tensors that share their memory."""
+    """This rank's shards, as plain tensors that share their memory."""
     return [value.to_local() if isinstance(value, DTensor) else value for value in values]
 
 
 def warmup_factor(step: int, warmup: int) -> float:
-    """What step `step` (from 0) multiplies both learning rates by: linear from 1/warmup to 1, then 1."""
+    """Factor on both learning rates in step `step` (from 0): linear from 1/warmup to 1, then 1."""
     return min(1.0, (step + 1) / warmup) if warmup else 1.0

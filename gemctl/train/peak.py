@@ -1,9 +1,9 @@
-"""A rank's peak. On CPU: the rate of an fp32 matmul of 1,024³ while all local ranks run it at once.
+"""A rank's peak FLOP/s. On CPU: the rate of a 1,024³ fp32 matmul while all ranks of the host run it at once.
 
     peak = measure_peak(device)      # FLOP/s of this rank; effective MFU = useful FLOPs / (Σ peaks · seconds)
 
-Ranks that share cores, caches and memory can't have more than they have together, so alone would flatter no one. On a
-GPU it is the dense bfloat16 rate of its data sheet, or of such a matmul where the catalogue does not know the GPU.
+Ranks share cores, caches and memory bandwidth, so measuring one rank alone would overstate the peak. On a GPU it is the
+dense bfloat16 rate of the data sheet, or of such a matmul if `cluster.hardware` does not list the GPU.
 """
 
 import time
@@ -17,7 +17,7 @@ SIDE = 1024
 
 
 def measure_peak(device: torch.device, group: dist.ProcessGroup | None = None, budget: float = 0.25) -> float:
-    """FLOP/s; measured with every rank of `group` (None: all) at work, in about `budget` seconds."""
+    """FLOP/s, measured in about `budget` seconds while every rank of `group` (None: all) runs it."""
     cuda = device.type == "cuda"
     known = find(torch.cuda.get_device_name(device)) if cuda else None
     if known is not None:
@@ -27,7 +27,7 @@ def measure_peak(device: torch.device, group: dist.ProcessGroup | None = None, b
     out = torch.empty_like(left)
     if dist.is_available() and dist.is_initialized():
         dist.barrier(group=group)
-    torch.mm(left, right, out=out)  # threads and caches warm up
+    torch.mm(left, right, out=out)  # warm-up of threads and caches
     start = time.perf_counter()
     count, elapsed = 0, 0.0
     while elapsed < budget or count < 2:

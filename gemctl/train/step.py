@@ -1,7 +1,7 @@
 """One training step over a global batch: look up, dense part in micro-batches, agree, update dense part and tables.
 
-A step can be dropped whole as long as nothing has entered the tables, which update inside their own backward. So the
-order is: look the tables up once · for each micro-batch forward, agree on the flags, backward to the looked-up
+A step can be skipped as long as nothing has entered the tables, which are updated inside their own backward. So the
+order is: look up the tables once · for each micro-batch forward, agree on the flags, backward to the looked-up
 embeddings · agree on the gradient norm · update the dense part · backward through the tables · average their replicas.
 """
 
@@ -33,18 +33,18 @@ from gemctl.train.stragglers import Stragglers
 
 @dataclass
 class Flags:
-    """What ranks tell each other between forward and backward; any rank's wish counts for all."""
+    """What ranks agree on between forward and backward: a flag that any rank raises holds for all."""
 
     nonfinite: bool = False
     stop: bool = False
     save: bool = False
-    spike: bool = False  # of the global loss, so never a rank's own wish
+    spike: bool = False  # in the global loss, so no rank raises it by itself
 
 
 @dataclass
 class StepResult:
-    """`loss`: global, summed over the tasks, each divided by its own weight; NaN where no row counts for any task.
-    `logits` [B, T] of this rank's rows. `counted`: of each task, whether a row of any rank counts for it."""
+    """`loss`: global, summed over the tasks, each divided by its own weight; NaN if no row counts for any task.
+    `logits` [B, T] of this rank's rows. `counted`: for each task, whether any rank has a row that counts for it."""
 
     loss: float
     logits: Tensor
@@ -56,7 +56,7 @@ class StepResult:
 
 
 class Stepper:
-    """Runs steps of one rank. Every method is collective over the world."""
+    """Runs the steps of one rank. Every method is collective over the world."""
 
     def __init__(
         self,
@@ -73,17 +73,18 @@ class Stepper:
         self.stragglers = stragglers or Stragglers(ledger, dist.get_rank(model.group), self.world)
         model.traffic.clock = partial(ledger.part, "exposed_communication")
 
-    def step(self, index: int, batch: Batch, padded_rows: int, wish: Flags) -> StepResult:
-        """Trains on this rank's rows of global batch `index`; `wish` is what this rank asks for."""
+    def step(self, index: int, batch: Batch, padded_rows: int, raised: Flags) -> StepResult:
+        """Trains on this rank's rows of global batch `index`. `padded_rows`: to which lookups are padded, the same on
+        every rank; `raised`: the flags that this rank raises."""
         with self.model.traffic.step():
-            return self._step(index, batch, padded_rows, wish)
+            return self._step(index, batch, padded_rows, raised)
 
-    def _step(self, index: int, batch: Batch, padded_rows: int, wish: Flags) -> StepResult:
+    def _step(self, index: int, batch: Batch, padded_rows: int, raised: Flags) -> StepResult:
         factor = warmup_factor(index, self.config.optim.dense.warmup)
         with self._part("tables_forward"):
             self.model.tables.scale_lr(factor)
             looked_up = self.model.tables(batch, padded_rows)
-        loss, logits, flags, counted = self._micro_batches(index, batch, looked_up, wish)
+        loss, logits, flags, counted = self._micro_batches(index, batch, looked_up, raised)
         if not any(counted) and not flags.nonfinite:
             loss = math.nan
         result = StepResult(loss, logits, flags.nonfinite or flags.spike, None, self._lr(factor), flags, counted)
@@ -99,7 +100,7 @@ class Stepper:
         return result
 
     def pass_over(self, index: int) -> StepResult:
-        """The end of a step whose batch is not looked at: what is due by the number of the step."""
+        """A step whose batch is passed over: does only what is due at this step number."""
         with self.model.traffic.step(), self._part("tables_sync"):
             self.model.tables.sync(index)
         factor = warmup_factor(index, self.config.optim.dense.warmup)
@@ -110,17 +111,17 @@ class Stepper:
 
     @contextmanager
     def _part(self, name: str) -> Iterator[None]:
-        """Seconds inside count as a part of the ledger, bytes as those of the part's side."""
+        """Seconds inside count as this part in the ledger, bytes as traffic of the part's side."""
         side = Side.WORLD if name in ("flag_wait", "optimizer") else Side(name.partition("_")[0])
         with self.ledger.part(name), self.model.traffic.on(side):
             yield
 
     def _micro_batches(
-        self, index: int, batch: Batch, looked_up: LookedUp, wish: Flags
+        self, index: int, batch: Batch, looked_up: LookedUp, raised: Flags
     ) -> tuple[float, Tensor, Flags, list[bool]]:
-        """Forward and backward of the dense part; a non-finite loss or a spike stops it before its backward.
+        """Forward and backward of the dense part; stops before backward at a non-finite loss or a spike.
 
-        A spike is the whole step's, so that it shows at the last micro-batch.
+        A spike is judged by the loss of the whole step, so it is only known at the last micro-batch.
         """
         count = self.config.train.accumulate
         rows = len(batch)
@@ -136,11 +137,11 @@ class Stepper:
                 losses = task_losses(scores, part)
                 if planted("nan"):
                     losses = losses * math.nan
-                # The host waits for its own device here: what it waits for below is other ranks.
+                # The host waits for its own device here, so that the wait below is for other ranks only.
                 bad = not bool(losses.isfinite().all())
             with self._part("flag_wait"):
-                asked = replace(wish, nonfinite=bad)
-                sums, weights, agreed, clocks = self._agree(losses.detach(), weights, asked, agreed, first=micro == 0)
+                own = replace(raised, nonfinite=bad)
+                sums, weights, agreed, clocks = self._agree(losses.detach(), weights, own, agreed, first=micro == 0)
             self.stragglers.judge(index + 1, clocks)
             logits.append(scores.detach())
             divisors = weights.clamp(min=1e-12)
@@ -158,23 +159,23 @@ class Stepper:
         return total, torch.cat(logits), agreed, (weights > 0).tolist()
 
     def _drop_gradients(self, batch: Batch, looked_up: LookedUp) -> None:
-        """Empties what FSDP2 has accumulated unreduced: one backward of no rows reduces it, `zero_grad` drops it."""
+        """Drops the gradients that FSDP2 has accumulated: a backward over no rows reduces them for `zero_grad`."""
         sync_gradients(self.model.dense, last=True)
         nothing = looked_up.leaves.slice(batch, 0, 0)
         self.model.logits(batch.slice(0, 0), nothing, lambda rank: 0).sum().backward()
 
     def _rows(self, micro: int, rank: int) -> int:
-        """Rows of a rank's micro-batch: a function of the global batch and the world."""
+        """Rows of a rank's micro-batch; depends only on the global batch and the world size."""
         start, stop = local_slice(self.config.train.global_batch, rank, self.world)
         first, last = (number * (stop - start) // self.config.train.accumulate for number in (micro, micro + 1))
         return last - first
 
     def _agree(
-        self, losses: Tensor, weights: Tensor, wish: Flags, so_far: Flags, first: bool
+        self, losses: Tensor, weights: Tensor, raised: Flags, so_far: Flags, first: bool
     ) -> tuple[Tensor, Tensor, Flags, Tensor]:
-        """Global loss sums and task weights [T] (float64), the flags that any rank has raised, and in the first
-        micro-batch, where it is due, what ranks have to tell of their clocks."""
-        flags = torch.tensor([wish.nonfinite, wish.stop, wish.save], dtype=torch.float64, device=losses.device)
+        """Global loss sums and task weights [T] (float64), the flags that any rank has raised, and the ranks' clocks
+        (in the first micro-batch of steps in which they are due, else empty)."""
+        flags = torch.tensor([raised.nonfinite, raised.stop, raised.save], dtype=torch.float64, device=losses.device)
         clocks = self.stragglers.due() if first else torch.empty(0, dtype=torch.float64)
         own = weights if first else torch.zeros_like(weights)
         message = torch.cat([flags, losses.double(), own, clocks.to(losses.device)])
@@ -201,33 +202,33 @@ class Stepper:
         return norm
 
     def _not_finite_gradient(self, index: int, finite: bool) -> None:
-        """Ends the attempt before anything is updated. `finite`: are the gradients of this rank's lookups."""
-        found = RolledBack(index, "gradient", self._where(not finite))
-        raise RollBack(found) if self.config.train.nan == "skip" else NanStop(f"{found.text()} (train.nan=stop)")
+        """Ends the attempt before anything is updated. `finite`: whether the gradients of this rank's lookups are."""
+        cause = RolledBack(index, "gradient", self._ranks_where(not finite))
+        raise RollBack(cause) if self.config.train.nan == "skip" else NanStop(f"{cause.text()} (train.nan=stop)")
 
     def _not_finite(self, index: int, looked_up: LookedUp) -> None:
-        """Returns if the batch is to blame, so that it can be skipped."""
+        """Returns if the batch is to blame and can be skipped; raises otherwise."""
         if self.config.train.nan == "stop":
             raise NanStop(
-                f"step {index}: the loss is not finite and train.nan=stop; nothing was updated. train.nan=skip goes on "
-                "without such batches"
+                f"step {index}: the loss is not finite and train.nan=stop; nothing was updated. train.nan=skip skips "
+                "such batches"
             )
         values = [*looked_up.leaves.tensors(), *(weight.detach() for weight in self.model.dense.parameters())]
         parts = [value.to_local() if isinstance(value, DTensor) else value for value in values]
-        if where := self._where(not all(bool(part.isfinite().all()) for part in parts)):
-            raise RollBack(RolledBack(index, "state", where))
+        if ranks := self._ranks_where(not all(bool(part.isfinite().all()) for part in parts)):
+            raise RollBack(RolledBack(index, "state", ranks))
 
-    def _where(self, here: bool) -> list[int]:
-        """The ranks on which something is so. Collective, for what is rare."""
-        ranks = torch.zeros(self.world, device=self.model.device)
-        ranks[dist.get_rank(self.model.group)] = here
+    def _ranks_where(self, here: bool) -> list[int]:
+        """The ranks on which `here` is true. Collective; for rare cases."""
+        flags = torch.zeros(self.world, device=self.model.device)
+        flags[dist.get_rank(self.model.group)] = here
         if self.world > 1:
-            dist.all_reduce(ranks, group=self.model.group)
-        return [rank for rank, found in enumerate(ranks.tolist()) if found]
+            dist.all_reduce(flags, group=self.model.group)
+        return [rank for rank, flag in enumerate(flags.tolist()) if flag]
 
 
 def task_losses(logits: Tensor, batch: Batch) -> Tensor:
-    """Sum over the rows of weight · mask · binary cross-entropy, by task [T] (0 where there is no row)."""
+    """Sum over the rows of weight · mask · binary cross-entropy, by task [T]; 0 without rows."""
     counts = batch.label_mask * batch.weight[:, None]
     each = torch.nn.functional.binary_cross_entropy_with_logits(logits, batch.labels, reduction="none")
     return (each * counts).sum(0)

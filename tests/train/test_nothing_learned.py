@@ -112,7 +112,7 @@ def test_progress_and_report_say_which_task_no_row_counts_for(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("applied", "counted", "expected"),
     [
-        (0, {"click"}, "none of the 9 steps was taken, as no loss was finite"),
+        (0, {"click"}, "none of the 9 steps was applied, as no loss was finite"),
         (9, set(), r"no row of the 9 batches counts for any task \(click, like\): the labels are null or masked"),
         (1, {"click"}, None),
     ],

@@ -253,7 +253,7 @@ def _not_finite(nan: str, where: str) -> tuple[type[BaseException] | None, str, 
     except GemctlError as error:
         after = gather_full(model.state() | optimizer.state())
         same = all(torch.equal(before[name], after[name]) or bool(before[name].isnan().any()) for name in before)
-        return type(error), str(error), getattr(error, "found", None), same
+        return type(error), str(error), getattr(error, "cause", None), same
     return None, "", None, False
 
 
