@@ -2,8 +2,8 @@
 
     compare(Path("runs/…/checkpoints/step_100.a1"), Path("runs/…/checkpoints/step_100.a2"))
 
-`gemctl checkpoint diff` calls this in a separate process (gemctl/torch_call.py). Objects are read whole and one at a time,
-so the largest one must fit in memory twice. World sizes and shardings may differ.
+`gemctl checkpoint diff` calls this in a separate process (gemctl/torch_call.py). Objects are read whole and one at a
+time, so the largest one must fit in memory twice. World sizes and shardings may differ.
 """
 
 from pathlib import Path
