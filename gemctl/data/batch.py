@@ -1,4 +1,4 @@
-"""One rank's rows of one global batch, jagged: values and offsets, no padding anywhere."""
+"""One rank's rows of one global batch, jagged: values and offsets, without padding."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ class Jagged:
     offsets: Tensor
 
     def rows(self, start: int, stop: int) -> "Jagged":
-        """The jagged rows start … stop−1."""
+        """Rows start … stop−1."""
         first, last = int(self.offsets[start]), int(self.offsets[stop])
         return Jagged(self.values[first:last], self.offsets[start : stop + 1] - first)
 
@@ -31,7 +31,7 @@ class EventSequence:
     ids: dict[str, Tensor]
     floats: dict[str, Tensor]
     ages: Tensor
-    max_length: int  # longest of the B rows, 0 if none has an event
+    max_length: int  # events of the longest row, 0 without any
 
     def rows(self, start: int, stop: int) -> "EventSequence":
         """The events of rows start … stop−1."""
@@ -49,7 +49,7 @@ class EventSequence:
 
 @dataclass
 class Batch:
-    """B rows (B may be 0). Ids are table rows already (unknown and hashed ids are mapped by the reader).
+    """B rows (B may be 0). Ids are table rows: the reader has mapped unknown and hashed ids.
 
     `rows` int64 [B]: row numbers in the data set · `dense` float32 [B, F] · `labels`, `label_mask` float32 [B, T] ·
     `weight` float32 [B] · `domain` int64 [B] · `true_probability` float32 [B], NaN where unknown ·
@@ -71,11 +71,11 @@ class Batch:
         return self.rows.numel()
 
     def tokens(self) -> int:
-        """Events of all sequences."""
+        """Number of events in all sequences."""
         return sum(sequence.ages.numel() for sequence in self.sequences.values())
 
     def slice(self, start: int, stop: int) -> "Batch":
-        """Rows start … stop−1 as a batch of their own (a micro-batch)."""
+        """Rows start … stop−1 as a separate batch (a micro-batch)."""
         cut = slice(start, stop)
         return Batch(
             self.rows[cut],

@@ -1,12 +1,12 @@
-"""Which Arrow types each role of a feature spec takes, and which columns must agree with each other.
+"""Which Arrow types each role of a feature spec accepts, and which columns must agree with each other.
 
     uses = column_uses(spec, histories=True)
-    seen, problems = look(file, schema, uses)      # one file's schema against the spec
-    problems += disagreements(seen)                # and all files' against each other
+    shared, problems = check_schema(file, schema, uses)   # one file's schema against the spec
+    problems += disagreements(shared)                     # and all files' schemas against each other
 
-Types that say the same thing are of one `Kind`, whatever their width, sign or encoding. Where the kind decides what a
-value means, it must be the same in all columns concerned and all files, training and evaluation alike: the hash of
-the string "7" is not that of the integer 7, an integer time has no unit, a timestamp without a time zone no instant.
+Types with the same meaning have one `Kind`, whatever their width, sign or encoding. Where the kind decides what a value
+means, it must be the same in all columns concerned and in all files, training and evaluation alike: the string "7" and
+the integer 7 have different hashes, an integer time has no unit, a timestamp without a time zone is not an instant.
 """
 
 from collections import Counter
@@ -23,9 +23,9 @@ from gemctl.specs.data import FeatureSpec
 
 
 class Kind(Enum):
-    """What a column's values are."""
+    """The meaning of a column's values."""
 
-    NOTHING = "nulls alone"  # Arrow's null type: whatever the role is, every value is missing
+    NOTHING = "nulls alone"  # Arrow's null type, accepted in every role: all values are missing
     INTEGERS = "integers"
     FLOATS = "floats"
     BOOLEANS = "booleans"
@@ -42,7 +42,7 @@ CLOCK = "clock"
 
 
 def kind_of(type_: Any) -> Kind | None:
-    """The kind of an Arrow type that is no list; None for those that no role takes."""
+    """The kind of an Arrow type that is not a list; None for types that no role accepts."""
     if pt.is_dictionary(type_):
         return kind_of(type_.value_type)
     if pt.is_decimal(type_):
@@ -69,19 +69,19 @@ def is_list(type_: Any) -> bool:
 
 @dataclass(frozen=True)
 class Use:
-    """A column in one role. `agrees`: what all columns with this value must be one kind for; None: nothing."""
+    """A column in one role. `agrees`: a group whose columns must all have the same kind, or None."""
 
     column: str
     role: str
     kinds: frozenset[Kind]
     wanted: str  # `kinds` in words
-    many: bool = False  # lists of them
+    many: bool = False  # lists
     agrees: str | None = None
 
 
 @dataclass(frozen=True)
-class Seen:
-    """A column of a file that has to agree with others: of one `use.agrees` all must have the same `sort`."""
+class SharedColumn:
+    """A column of a file that must agree with others: all columns of a group `use.agrees` must have the same `sort`."""
 
     file: str
     use: Use
@@ -90,7 +90,7 @@ class Seen:
 
 
 def column_uses(spec: FeatureSpec, *, histories: bool) -> list[Use]:
-    """Every column that is read, once per role; without `histories` those of sequences and clocks are not."""
+    """Every column that is read, once per role; without `histories` those of sequences and times are left out."""
     tables = {table.name: table for table in spec.tables}
     uses: list[Use] = []
 
@@ -128,12 +128,12 @@ def column_uses(spec: FeatureSpec, *, histories: bool) -> list[Use]:
     return uses
 
 
-def look(file: DataFile, schema: Any, uses: Iterable[Use]) -> tuple[list[Seen], list[str]]:
-    """The columns of a file (its Arrow `schema`) that must agree with others, and what is wrong with it by itself."""
-    seen: list[Seen] = []
+def check_schema(file: DataFile, schema: Any, uses: Iterable[Use]) -> tuple[list[SharedColumn], list[str]]:
+    """The columns of a file (its Arrow `schema`) that must agree with others, and the problems of the file itself."""
+    shared: list[SharedColumn] = []
     problems = list(repeated(file.path, schema, {use.column for use in uses}).values())
     if problems:
-        return seen, problems
+        return shared, problems
     missing = set()
     for use in uses:
         if use.column not in schema.names:
@@ -145,22 +145,22 @@ def look(file: DataFile, schema: Any, uses: Iterable[Use]) -> tuple[list[Seen], 
         inner = type_.value_type if use.many and is_list(type_) else type_
         kind = kind_of(inner)
         if (use.many and inner is type_ and kind is not Kind.NOTHING) or kind not in use.kinds | {Kind.NOTHING}:
-            problems.append(f"{file.path}: column {use.column!r} is {type_}, needed is {use.wanted}, as {use.role}")
+            problems.append(f"{file.path}: column {use.column!r} is {type_}; {use.role} needs {use.wanted}")
         elif use.agrees and kind is not Kind.NOTHING:
-            seen.append(Seen(file.path, use, type_, _sort(use, kind)))
-    return seen, problems
+            shared.append(SharedColumn(file.path, use, type_, _sort(use, kind)))
+    return shared, problems
 
 
 def repeated(path: str, schema: Any, needed: set[str] | None = None) -> dict[str, str]:
-    """By name that several columns have, which so means none of them: the problem. `needed`: look at these alone."""
+    """The problem of each name that several columns have, so that it is ambiguous. `needed`: check only these names."""
     counts = Counter(name for name in schema.names if needed is None or name in needed)
     return {name: f"{path}: {n} columns are called {name!r}: rename all but one" for name, n in counts.items() if n > 1}
 
 
-def disagreements(seen: Iterable[Seen]) -> list[str]:
-    """A line for every sort that is not the first one of its group: the first column of either sort, by file."""
-    groups: dict[str, dict[str, list[Seen]]] = {}
-    for column in seen:
+def disagreements(shared: Iterable[SharedColumn]) -> list[str]:
+    """A line for every sort that differs from the first one of its group, with the first column of each."""
+    groups: dict[str, dict[str, list[SharedColumn]]] = {}
+    for column in shared:
         groups.setdefault(column.use.agrees or "", {}).setdefault(column.sort, []).append(column)
     return [
         _disagreement(group, first[0], others)
@@ -170,14 +170,14 @@ def disagreements(seen: Iterable[Seen]) -> list[str]:
     ]
 
 
-def _disagreement(group: str, first: Seen, others: list[Seen]) -> str:
+def _disagreement(group: str, first: SharedColumn, others: list[SharedColumn]) -> str:
     rule = (
-        "row and event times must be all timestamps with a time zone, all timestamps without one, all dates, or all "
-        "numbers of one unit"
+        "row and event times must all be timestamps with a time zone, timestamps without one, dates, or numbers of one "
+        "unit"
         if group == CLOCK
-        else f'ids of the hashed {group} must be all integers or all strings, as 7 and "7" have different rows'
+        else f'ids of the hashed {group} must all be integers or all be strings, as 7 and "7" have different rows'
     )
-    other, more = others[0], f" ({len(others) - 1} more like it)" if len(others) > 1 else ""
+    other, more = others[0], f" (and {len(others) - 1} more)" if len(others) > 1 else ""
     where = "" if first.file == other.file else f" of {first.file}"
     return (
         f"{other.file}: column {other.use.column!r} is {other.type}{more}, "
@@ -186,15 +186,13 @@ def _disagreement(group: str, first: Seen, others: list[Seen]) -> str:
 
 
 def _sort(use: Use, kind: Kind | None) -> str:
-    """What must be the same: of times, numbers of any kind are one sort."""
+    """What must be the same; for times, numbers of any kind are one sort."""
     return "numbers" if use.agrees == CLOCK and kind in NUMBERS else str(kind)
 
 
 def _missing(file: DataFile, use: Use, names: list[str]) -> str:
     needed = f"{file.path}: no column {use.column!r}, needed as {use.role}"
     if use.column in file.partition_keys():
-        return (
-            f"{needed}: it is a key of the folders' names, which is not read as a column: write it into the files, too"
-        )
+        return f"{needed}: it is a key in folder names, which are not read as columns; write it into the files too"
     near = get_close_matches(use.column, names, n=1)
-    return f"{needed} (nearest: {near[0]})" if near else f"{needed} (there are: {', '.join(names)})"
+    return f"{needed} (nearest: {near[0]})" if near else f"{needed} (columns: {', '.join(names)})"

@@ -1,8 +1,8 @@
-"""One Parquet row group (an Arrow table) → a RowBlock: ids mapped to table rows, lists to values + offsets, checked.
+"""Decodes one Parquet row group (an Arrow table) to a RowBlock and checks it: ids become table rows, lists jagged rows.
 
-Everything is vectorised. What a column may be is checked once from the schema (columns.py); here only values are:
-aligned lists, events strictly earlier than their row, labels of 0 and 1. Keys of the block are `rows`, `dense` [B, F],
-`labels` and `label_mask` [B, T], `weight`, `domain`, `true_probability`, `categorical/NAME`; jagged ones are
+Everything is vectorised. Column types are checked once, from the schema (columns.py); values are checked here: aligned
+lists, events strictly earlier than their row, labels of 0 and 1. Keys of the block are `rows`, `dense` [B, F],
+`labels` and `label_mask` [B, T], `weight`, `domain`, `true_probability`, `categorical/NAME`; jagged keys are
 `categorical/NAME` (multi-valued) and `sequence/NAME` with `ages`, `ids/NAME`, `floats/NAME`.
 """
 
@@ -24,29 +24,29 @@ Problems = list[str | None]
 
 @dataclass(frozen=True)
 class Place:
-    """Where a row group lies, for messages and row numbers."""
+    """The position of a row group, for messages and row numbers."""
 
     file: str
     group: int  # of the file
     first_row: int  # of the group, in the data set
 
     def problem(self, rows: np.ndarray, text: str, values: np.ndarray | None = None) -> str | None:
-        """A line naming the first of `rows` (bool [B]: where it is wrong) and its value, or None."""
+        """A line that names the first wrong row (`rows`: bool [B]) and its value, or None."""
         wrong = np.flatnonzero(rows)
         if not wrong.size:
             return None
-        text += "" if values is None else f", not {_shown(float(values[wrong[0]]))}"
+        text += "" if values is None else f", not {_number(float(values[wrong[0]]))}"
         more = f" (and {wrong.size - 1} more rows of this row group)" if wrong.size > 1 else ""
         return f"{self.file}: row group {self.group}, row {wrong[0]}: {text}{more}"
 
 
-def _shown(value: float) -> str:
+def _number(value: float) -> str:
     short = f"{value:g}"
     return short if float(short) == value else repr(value)
 
 
 def decode(table: Any, spec: FeatureSpec, place: Place, *, histories: bool) -> RowBlock:
-    """The rows of `table`; without `histories` every sequence is empty and its columns are not touched."""
+    """The rows of `table`; without `histories` every sequence is empty and its columns are not read."""
     problems: Problems = []
     count = table.num_rows
     tables = {t.name: t for t in spec.tables}
@@ -69,14 +69,14 @@ def decode(table: Any, spec: FeatureSpec, place: Place, *, histories: bool) -> R
     for sequence in spec.sequences:
         read = _sequence(table, sequence, spec, place, problems) if histories else _no_events(sequence, count)
         jagged[f"sequence/{sequence.name}"] = read
-    found = list(dict.fromkeys(problem for problem in problems if problem))  # two sequences may miss one time
-    if found:
-        raise InputError(found)
+    distinct = list(dict.fromkeys(filter(None, problems)))  # two sequences may lack the same time
+    if distinct:
+        raise InputError(distinct)
     return RowBlock(fixed, jagged)
 
 
 def table_rows(ids: Any, table: TableSpec) -> np.ndarray:
-    """Rows of `table` for an Arrow array of ids; unknown ids and nulls get the last row. int32 where that is enough."""
+    """Rows of `table` for an Arrow array of ids; unknown ids and nulls get the last row. int32 if that is enough."""
     last = table.rows - 1
     if table.ids == "hash" and not pt.is_null(ids.type):
         rows = np.full(len(ids), last, np.int64)
@@ -93,7 +93,7 @@ def _hash(ids: Any) -> np.ndarray:
 
 
 def _dense(column: Any, spec: DenseSpec) -> np.ndarray:
-    """float32; null and NaN become 0, what float32 can't hold infinite."""
+    """float32; null and NaN become 0, values beyond float32 become infinite."""
     values = np.nan_to_num(floats(column), posinf=np.inf, neginf=-np.inf)
     if spec.log:
         values = np.copysign(np.log1p(np.abs(values)), values)
@@ -101,7 +101,7 @@ def _dense(column: Any, spec: DenseSpec) -> np.ndarray:
 
 
 def _float32(values: np.ndarray) -> np.ndarray:
-    """Rounded to the nearest; what is too large for it becomes infinite."""
+    """Rounded to the nearest; values that are too large become infinite."""
     with np.errstate(over="ignore"):
         return values.astype(np.float32)
 
@@ -113,18 +113,18 @@ def _no_events(sequence: SequenceSpec, count: int) -> JaggedRows:
 
 
 def _sequence(table: Any, sequence: SequenceSpec, spec: FeatureSpec, place: Place, problems: Problems) -> JaggedRows:
-    """The last `max_length` events of each row; none where lists are not aligned, which is a problem noted."""
+    """The last `max_length` events of each row; none if lists are not aligned, which is added to `problems`."""
     tables = {table.name: table for table in spec.tables}
     offsets, event_times = lists(table.column(sequence.timestamps))
     lengths = np.diff(offsets)
     aligned = True
-    found: dict[str, Any] = {}
+    columns: dict[str, Any] = {}
     for group, features in (("ids", sequence.ids), ("floats", sequence.floats)):
         for feature in features:
             name = feature.column or feature.name
-            theirs, found[f"{group}/{feature.name}"] = lists(table.column(name))
-            wrong = np.diff(theirs) != lengths
-            text = f"sequence {sequence.name!r}: not as many values in {name} as in {sequence.timestamps}"
+            own_offsets, columns[f"{group}/{feature.name}"] = lists(table.column(name))
+            wrong = np.diff(own_offsets) != lengths
+            text = f"sequence {sequence.name!r}: {name} and {sequence.timestamps} have different lengths"
             problems.append(place.problem(wrong, text))
             aligned &= not wrong.any()
     if not aligned:
@@ -135,9 +135,9 @@ def _sequence(table: Any, sequence: SequenceSpec, spec: FeatureSpec, place: Plac
     ages = _ages(sequence, offsets, times(event_times), row_times, place, problems)
     events = JaggedRows(offsets, {"ages": ages})
     for feature in sequence.ids:
-        events.values[f"ids/{feature.name}"] = table_rows(found[f"ids/{feature.name}"], tables[feature.table])
+        events.values[f"ids/{feature.name}"] = table_rows(columns[f"ids/{feature.name}"], tables[feature.table])
     for feature in sequence.floats:
-        values = _dense(found[f"floats/{feature.name}"], feature)
+        values = _dense(columns[f"floats/{feature.name}"], feature)
         finite = np.isfinite(values)
         problems.append(place.problem(_any(~finite, offsets), f"{feature.column or feature.name}: not a finite number"))
         events.values[f"floats/{feature.name}"] = values
@@ -150,7 +150,7 @@ _NO_TIME = "(null, not finite, or beyond 64 bits)"
 def _ages(
     sequence: SequenceSpec, offsets: np.ndarray, events: Times, rows: Times, place: Place, problems: Problems
 ) -> np.ndarray:
-    """float32 [ΣL]: row time − event time. Every event must be earlier than its row, none before the one before it."""
+    """float32 [ΣL]: row time − event time. Events must be earlier than their row and in ascending order."""
     lengths = np.diff(offsets)
     owners = rows.take(np.repeat(np.arange(lengths.size), lengths))
     late = events.known & owners.known & ~events.before(owners)
@@ -162,8 +162,8 @@ def _ages(
     for wrong, what in (
         (~events.known, f"an event without a time {_NO_TIME}"),
         (late, "an event that is not earlier than its row"),
-        (backward, "not in order of time, oldest first"),
-        (events.known & owners.known & ~np.isfinite(ages), "an event whose age float32 can't hold"),
+        (backward, "events are not in order, oldest first"),
+        (events.known & owners.known & ~np.isfinite(ages), "an event whose age is beyond float32"),
     ):
         where = f"sequence {sequence.name!r}: {sequence.timestamps}"
         problems.append(place.problem(_any(wrong, offsets), f"{where}: {what}"))
@@ -171,7 +171,7 @@ def _ages(
 
 
 def _any(flags: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """bool [B]: whether any of a row's values is flagged."""
+    """bool [B]: whether any value of the row is flagged."""
     if not flags.any():
         return np.zeros(offsets.size - 1, bool)
     counts = np.concatenate([[0], np.cumsum(flags)])
@@ -179,7 +179,7 @@ def _any(flags: np.ndarray, offsets: np.ndarray) -> np.ndarray:
 
 
 def _labels(table: Any, labels: list[LabelSpec], place: Place, problems: Problems) -> dict[str, np.ndarray]:
-    """`labels` and `label_mask`, float32 [B, T]; a null or NaN label is masked and reads 0."""
+    """`labels` and `label_mask`, float32 [B, T]; a null or NaN label is masked and 0."""
     values = np.zeros((table.num_rows, len(labels)), np.float32)
     mask = np.ones_like(values)
     for t, label in enumerate(labels):

@@ -1,10 +1,10 @@
-"""What the columns of Parquet files look like: types, distinct values, ranges, nulls, from a sample of the first rows.
+"""Describes the columns of Parquet files: types, distinct values, ranges and nulls, from a sample of the first rows.
 
     sample = describe(find_files("clicks.parquet").files)
-    print(sample.columns[0].seen())      # 812 distinct in 50,000, 0 … 811, 0.1% null
+    print(sample.columns[0].summary())      # 812 distinct in 50,000, 0 … 811, 0.1% null
     print(sample.left_out)               # {"user": "2 columns have this name"}
 
-Every column is there, with its statistics or with the reason why it has none.
+Every column appears, either with its statistics or with the reason why it has none.
 """
 
 from collections import Counter
@@ -25,14 +25,14 @@ from gemctl.data.values import flat, floats, lists
 from gemctl.errors import InputError
 
 SAMPLE_ROWS = 50_000
-MOST_FILES = 256  # whose footers are read; of more, as many are taken evenly
-MOST_VALUES = 100_000_000  # of a column in one row group: to read one row of it may take as much memory as all
+MOST_FILES = 256  # whose footers are read; of more files, an evenly spaced selection
+MOST_VALUES = 100_000_000  # of a column in one row group: reading one row may take as much memory as reading all
 CLOCKS = frozenset({Kind.INSTANTS, Kind.LOCAL_TIMES, Kind.DATES})
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column; of a list column (`many`) all but `lengths` tell of the values inside the lists."""
+    """One column; for a list column (`many`) everything except `lengths` describes the values inside the lists."""
 
     name: str
     type: Any  # Arrow type
@@ -40,8 +40,8 @@ class Column:
     many: bool
     values: Any  # Arrow array of the sample's values, flat
     lengths: np.ndarray  # int64 [rows]; all 1 unless `many`
-    low: float | None  # smallest and largest number: of all files where their footers say so, else of the sample
-    high: float | None  # (of integers exactly)
+    low: float | None  # smallest and largest number: in all files if their footers have it, else in the sample
+    high: float | None  # (exact for integers)
 
     @property
     def integer(self) -> bool:
@@ -63,17 +63,17 @@ class Column:
 
     @cached_property
     def numbers(self) -> np.ndarray:
-        """float64 [N]; null → NaN. Of numbers alone."""
+        """float64 [N]; null → NaN. Only for numbers."""
         return floats(self.values)
 
     @cached_property
     def missing(self) -> int:
-        """Values that are null or NaN."""
+        """Number of values that are null or NaN."""
         return int(np.isnan(self.numbers).sum()) if self.number else int(self.values.null_count)
 
     @cached_property
     def distinct(self) -> int:
-        """Different values that are there."""
+        """Number of distinct values, nulls excluded."""
         if self.kind is Kind.FLOATS or pt.is_decimal(self.values.type):
             return int(np.unique(self.numbers[~np.isnan(self.numbers)]).size)
         return int(pc.count_distinct(self.values).as_py())
@@ -86,30 +86,30 @@ class Column:
 
     @property
     def whole_floats(self) -> bool:
-        """Whether floats have no fraction in any value, as integers with gaps that pandas wrote."""
+        """Whether all floats are whole numbers, as when pandas writes integers with gaps."""
         return self.kind is Kind.FLOATS and bool((np.nan_to_num(self.numbers) % 1 == 0).all())
 
     @property
     def skewed(self) -> bool:
-        """Whether a few values ≥ 0 are far above the others."""
+        """Whether all values are ≥ 0 and a few are far above the others."""
         if self.low is None or self.high is None or self.low < 0:
             return False
         return bool(self.high > 100 * max(float(np.nanmedian(self.numbers)), 0.1))
 
     @property
     def numbers_rows(self) -> bool:
-        """Whether (nearly) every row has a value of its own, as request ids do."""
+        """Whether nearly every row has a different value, as request ids do."""
         filled = len(self.values) - self.missing
         return filled > 1000 and self.distinct > 0.99 * filled
 
-    def seen(self) -> str:
-        """One line of facts."""
+    def summary(self) -> str:
+        """The statistics in one line."""
         parts = [f"{self.distinct:,} distinct in {len(self.values):,}"]
         if self.low is not None and self.high is not None:
             low, high = (str(n) if isinstance(n, int) else f"{n:.10g}" for n in (self.low, self.high))
             parts.append(f"{low} … {high}")
         if self.many and self.lengths.size:
-            parts.append(f"{self.lengths.mean():.1f} a row")
+            parts.append(f"{self.lengths.mean():.1f} per row")
         if self.missing:
             parts.append(f"{self.missing / len(self.values):.1%} null")
         return ", ".join(parts)
@@ -117,9 +117,9 @@ class Column:
 
 @dataclass(frozen=True)
 class Sample:
-    """The first `rows` rows: `columns` that may have a role, in the file's order, and `left_out`: why others have none.
+    """The first `rows` rows: `columns` that can have a role, in file order, and `left_out`: why the others can't.
 
-    Columns are those of the first file with rows; files of another schema are not in the sample.
+    The columns are those of the first file that has rows; files with another schema are not in the sample.
     """
 
     rows: int
@@ -128,8 +128,8 @@ class Sample:
 
 
 def describe(files: Sequence[DataFile]) -> Sample:
-    """Looks at the files' first SAMPLE_ROWS rows, and at the ranges in all footers. InputError where no file has rows,
-    or for a damaged file."""
+    """Describes the files' first SAMPLE_ROWS rows and the ranges in all footers. InputError if no file has rows, or if
+    one is damaged."""
     chosen = files[:: max(1, -(-len(files) // MOST_FILES))]
     first = next((file for file in files if _rows(file)), None)
     if first is None:
@@ -149,7 +149,7 @@ def describe(files: Sequence[DataFile]) -> Sample:
 
 
 class _NoRole(Exception):
-    """Nothing of a feature spec takes this column."""
+    """No role of a feature spec accepts this column."""
 
 
 def _rows(file: DataFile) -> int:
@@ -158,7 +158,7 @@ def _rows(file: DataFile) -> int:
 
 
 def _usable(opened: Any) -> tuple[list[str], dict[str, str]]:
-    """Names of the columns that can be read by their name alone, and what is wrong with the others."""
+    """Names of the columns that can be read by name, and what is wrong with the others."""
     names = opened.schema_arrow.names
     counts = Counter(names)
     left_out = {name: f"{count} columns have this name" for name, count in counts.items() if count > 1}
@@ -168,15 +168,15 @@ def _usable(opened: Any) -> tuple[list[str], dict[str, str]]:
     groups = [footer.row_group(group) for group in range(footer.num_row_groups)]
     for index in range(footer.num_columns):
         path, most = footer.schema.column(index).path, max(group.column(index).num_values for group in groups)
-        # pyarrow reads what lies below a name too, and `item.views` may be a column or a part of one
+        # pyarrow also reads everything below a name, and `item.views` may be a column or a part of one
         for name in names if most > MOST_VALUES else []:
             if path == name or path.startswith(f"{name}."):
-                left_out[name] = f"{most:,} values in one row group are too many to look at: write smaller row groups"
+                left_out[name] = f"{most:,} values in one row group are too many to sample: write smaller row groups"
     return [name for name in counts if name not in left_out], left_out
 
 
 def _sample(files: Sequence[DataFile], schema: Any, names: list[str]) -> Any:
-    """The first rows of the files that have this schema."""
+    """The first rows of the files with this schema."""
     batches: list[Any] = []
     rows = 0
     for file in files:
@@ -215,7 +215,7 @@ def _column(name: str, chunked: Any, whole: tuple[int, int] | None) -> Column:
     else:
         values = flat(chunked)
     if kind is Kind.NOTHING or values.null_count == len(values):
-        raise _NoRole("no value in the rows seen" if len(values) else "empty lists alone in the rows seen")
+        raise _NoRole("no value in the sampled rows" if len(values) else "only empty lists in the sampled rows")
     low, high = _bounds(kind, values)
     if whole is not None and low is not None and high is not None:
         low, high = min(low, whole[0]), max(high, whole[1])
@@ -224,18 +224,18 @@ def _column(name: str, chunked: Any, whole: tuple[int, int] | None) -> Column:
 
 def _bounds(kind: Kind, values: Any) -> tuple[float | None, float | None]:
     if kind is Kind.INTEGERS:
-        found = pc.min_max(values)
-        return int(found["min"].as_py()), int(found["max"].as_py())
+        bounds = pc.min_max(values)
+        return int(bounds["min"].as_py()), int(bounds["max"].as_py())
     if kind is Kind.FLOATS:
         numbers = floats(values)
         if np.isnan(numbers).all():
-            raise _NoRole("NaN alone in the rows seen")
+            raise _NoRole("only NaN in the sampled rows")
         return float(np.nanmin(numbers)), float(np.nanmax(numbers))
     return None, None
 
 
 def _ranges(files: Sequence[DataFile], names: list[str]) -> dict[str, tuple[int, int]]:
-    """Smallest and largest integer by column, where the footers have them."""
+    """Smallest and largest integer by column, if the footers have them."""
     found: dict[str, tuple[int, int]] = {}
     for file in files:
         with open_file(file) as opened:

@@ -1,13 +1,13 @@
 """Which Parquet files a data path means, for everything that reads rows or footers: `data.train`, `eval --data`, …
 
-    find_files("logs/clicks")                        # a folder, with all folders below it
-    find_files("logs/dt=2026-03-*/*.parquet")        # a glob; ** stands for any number of folders
+    find_files("logs/clicks")                        # a folder, including all folders below it
+    find_files("logs/dt=2026-03-*/*.parquet")        # a glob; ** matches any number of folders
     find_files(["base.parquet", "s3://logs/new"])    # several of these, in this order
 
-A path that exists is taken as it is, whatever its name; only then is it read as a glob. In folders and globs, names
-that begin with `.` or `_` are passed over, as Spark does, and files count whose names end in one of SUFFIXES. The
-`key=value` folders of a Hive layout are folders like others: their keys are not columns. Files come in the order of
-their paths, folder by folder, so `dt=2026-03-09` precedes `dt=2026-03-10`.
+A path that exists is taken literally; any other path is a glob. In folders and globs, names that begin with `.` or `_`
+are skipped, as in Spark, and only files with one of SUFFIXES count. The `key=value` folders of a Hive layout are
+ordinary folders: their keys are not columns. Files are ordered by path, folder by folder, so `dt=2026-03-09` precedes
+`dt=2026-03-10`.
 """
 
 import glob
@@ -23,19 +23,19 @@ from fsspec.implementations.local import LocalFileSystem
 
 from gemctl.errors import InputError
 
-SUFFIXES = (".parquet", ".pq", ".parq")  # in any case
+SUFFIXES = (".parquet", ".pq", ".parq")  # in upper or lower case
 DataPath = str | Sequence[str]
 
 
 @dataclass(frozen=True)
 class DataFile:
-    """One file, and the fsspec file system that it is on."""
+    """One file on an fsspec file system."""
 
     filesystem: Any
     path: str
 
     def partition_keys(self) -> list[str]:
-        """`dt` and `country` of `…/dt=2026-03-01/country=de/part-0.parquet`."""
+        """For `…/dt=2026-03-01/country=de/part-0.parquet`: `dt` and `country`."""
         return [name.partition("=")[0] for name in self.path.split("/")[:-1] if "=" in name]
 
     @property
@@ -46,21 +46,21 @@ class DataFile:
 
 @dataclass(frozen=True)
 class DataFiles:
-    """The files in the order of their rows, and `ignored`: others that lie among them."""
+    """The files in row order, and `ignored`: other files in the same folders."""
 
     files: list[DataFile]
     ignored: list[str]
 
     def notes(self, what: str) -> list[str]:
-        """A line that says which files were ignored, if any were; `what` names the data path."""
+        """A line that names the ignored files, if any; `what` names the data path."""
         if not self.ignored:
             return []
         count = f"{len(self.ignored)} files are" if len(self.ignored) > 1 else "1 file is"
-        return [f"{what}: {count} not read, as no name ends in {', '.join(SUFFIXES)}: {_some(self.ignored)}"]
+        return [f"{what}: {count} not read, as their names do not end in {', '.join(SUFFIXES)}: {_some(self.ignored)}"]
 
 
 def find_files(url: DataPath) -> DataFiles:
-    """The Parquet files that `url` means. InputError, with all problems, where it means none."""
+    """The Parquet files that `url` means. InputError, with all problems, if there is none."""
     found, ignored, problems = [], [], []
     for one in urls(url):
         try:
@@ -77,12 +77,12 @@ def find_files(url: DataPath) -> DataFiles:
 
 
 def _repeated(files: list[DataFile]) -> list[str]:
-    """A line for every file that is named more than once, also by a link or another way to write its path."""
+    """A line for every file that is listed more than once, also through links or different spellings of its path."""
     names: dict[str, list[str]] = {}
     for real, file in _real(files):
         names.setdefault(real, []).append(file.path)
     return [
-        f"{first}: is named {1 + len(more)} times{_by_other_names(first, more)}: "
+        f"{first}: is listed {1 + len(more)} times{_by_other_names(first, more)}: "
         f"its rows would be read {1 + len(more)} times"
         for first, *more in names.values()
         if more
@@ -90,23 +90,23 @@ def _repeated(files: list[DataFile]) -> list[str]:
 
 
 def in_both(first: DataFiles, second: DataFiles) -> str:
-    """Files of the second that are in the first as well, in a few words; empty where there are none."""
+    """Files of `second` that are also in `first`, in a few words; empty if there are none."""
     known = {real for real, _ in _real(first.files)}
     return _some([file.path for real, file in _real(second.files) if real in known])
 
 
 def _real(files: list[DataFile]) -> Iterator[tuple[str, DataFile]]:
-    """Each file with its path without links."""
-    folder = cache(os.path.realpath)  # of many files, which need not be asked for theirs one by one
+    """Each file with its path after resolving links."""
+    folder = cache(os.path.realpath)  # once per folder, not once per file
     for file in files:
         parent, name = os.path.split(file.path)
-        linked = file.local and os.path.islink(file.path)  # noqa: PTH114 (a Path a file costs more than the question)
+        linked = file.local and os.path.islink(file.path)  # noqa: PTH114 (a Path per file costs more than the check)
         yield os.path.realpath(file.path) if linked else f"{folder(parent)}/{name}" if file.local else file.path, file
 
 
 def _by_other_names(first: str, more: list[str]) -> str:
     others = [name for name in dict.fromkeys(more) if name != first]
-    return f" (as {_some(others)}, too)" if others else ""
+    return f" (also as {_some(others)})" if others else ""
 
 
 def urls(url: DataPath) -> list[str]:
@@ -115,12 +115,12 @@ def urls(url: DataPath) -> list[str]:
 
 
 def shown(url: DataPath) -> str:
-    """A data path in one line."""
+    """A data path as one line of text."""
     return ", ".join(urls(url))
 
 
 def expanded(path: str) -> str:
-    """A local path with `~` replaced; as it is where nobody's home is meant."""
+    """A local path with `~` expanded, if it refers to a home."""
     return os.path.expanduser(path)  # noqa: PTH111 (pathlib raises there)
 
 
@@ -136,7 +136,7 @@ def _find(url: str) -> tuple[list[DataFile], list[str]]:
         found = set(_below(filesystem, path) if is_folder else _matches(filesystem, path))
     except InputError:
         raise
-    except Exception as error:  # each of fsspec's file systems has its own
+    except Exception as error:  # every fsspec file system has exceptions of its own
         raise InputError(f"{url}: can't be read: {error or type(error).__name__}") from error
     names = sorted(found, key=lambda name: name.split("/"))
     files = [DataFile(filesystem, name) for name in names if name.lower().endswith(SUFFIXES)]
@@ -149,7 +149,7 @@ def _find(url: str) -> tuple[list[DataFile], list[str]]:
 
 
 def _below(filesystem: Any, folder: str) -> Iterator[str]:
-    """Every file in the folder and below it but those that are passed over."""
+    """Every file in the folder and below it, except hidden ones."""
     if isinstance(filesystem, LocalFileSystem):
         for parent, folders, names in os.walk(folder, followlinks=True, onerror=_raise):
             folders[:] = [name for name in folders if not _hidden(name) and not _loops(Path(parent, name))]
@@ -162,8 +162,8 @@ def _below(filesystem: Any, folder: str) -> Iterator[str]:
 
 
 def _matches(filesystem: Any, pattern: str) -> Iterator[str]:
-    """Every file that the glob matches, and all below the folders that it matches. What is passed over in a folder is
-    here too, unless the glob itself asks for such names."""
+    """Every file that the glob matches, and all files below folders that it matches; hidden ones only if the glob
+    itself names them."""
     local = isinstance(filesystem, LocalFileSystem)
     parts = pattern.split("/")
     fixed = next(index for index, part in enumerate(parts) if glob.has_magic(part))
@@ -187,7 +187,7 @@ def _hidden(name: str) -> bool:
 
 
 def _loops(path: Path) -> bool:
-    """Whether a symbolic link on the way leads back to a folder that the path lies in."""
+    """Whether a symbolic link in the path leads back to one of its parents."""
     if not path.is_symlink() and not any(parent.is_symlink() for parent in path.parents):
         return False
     real = [os.path.realpath(parent) for parent in [path, *path.parents]]

@@ -1,7 +1,7 @@
-"""Fingerprints of the files of a data set: one read of each file's end, none of its rows.
+"""Fingerprints of a data set's files, from one read of each file's footer; rows are not read.
 
 sources = fingerprint("logs/clicks")              # gemctl.run.inputs.Source
-changed("data.train", sources)                    # later, or on another host: what is not the same any more
+changed("data.train", sources)                    # later, or on another host: what has changed
 """
 
 import glob
@@ -18,25 +18,25 @@ from gemctl.data.files import DataFile, DataPath, find_files, urls
 from gemctl.errors import InputError
 from gemctl.run.inputs import FileMark, Source, Sources, difference
 
-TAIL = 64 << 10  # bytes of a file's end that are read at once; longer footers take a second read
-AT_ONCE = 16  # files that are read at the same time
+TAIL = 64 << 10  # bytes at a file's end that are read at once; longer footers need a second read
+AT_ONCE = 16  # files that are read concurrently
 MAGIC = b"PAR1"
 
 
 def fingerprint(url: DataPath) -> Sources:
-    """The files that a data path means, as they are now. InputError where there is none, or one is no Parquet file."""
+    """The files that a data path means, as they are now. InputError if there is none, or one is not a Parquet file."""
     return [_source(one) for one in urls(url)]
 
 
 def changed(key: str, sources: Sources) -> list[str]:
-    """Which of the files are not here as they were, a line each; `key` names the data set. Other files do not count."""
+    """A line for each of these files that has changed or is gone; `key` names the data set. Other files are ignored."""
 
     def problem(path: str, before: FileMark) -> str | None:
         try:
             what = difference(before, mark(find_files(path).files[0], before.name))
         except InputError as error:
             return f"{key}: {error}"
-        return f"{key}: {path}: not as it was when the run was submitted: {what}" if what else None
+        return f"{key}: {path}: changed since the run was submitted: {what}" if what else None
 
     files = [(source.path_of(file), file) for source in sources for file in source.files]
     with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -53,7 +53,7 @@ def _source(url: str) -> Source:
 
 
 def _split(url: str) -> tuple[str, str]:
-    """A data path as the file or folder that it is or that a glob begins in, and the glob."""
+    """A data path split into the file or folder that it names or in which its glob begins, and the glob."""
     url = url.rstrip("/")
     if not glob.has_magic(url) or ("://" not in url and paths.exists(url)):
         return url, ""
@@ -63,7 +63,7 @@ def _split(url: str) -> tuple[str, str]:
 
 
 def mark(file: DataFile, name: str) -> FileMark:
-    """The file's fingerprint. InputError where it is gone or is no Parquet file."""
+    """The file's fingerprint. InputError if it is gone or not a Parquet file."""
     try:
         size = file.filesystem.size(file.path)
         with file.filesystem.open(file.path, "rb") as opened:

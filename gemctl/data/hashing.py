@@ -1,14 +1,15 @@
-"""64-bit hashes in NumPy that are the same in every process, on every machine and with every library version.
+"""64-bit hashes in NumPy that are equal in every process, on every machine and with every library version.
 
     mix64(np.arange(3))            # integers
     hash_strings(pa.array(["a"]))  # strings, without a Python object per string
 
-Both the ids of hashed tables and the shuffled row order rest on them, so a change here breaks saved runs.
+The ids of hashed tables and the shuffled row order depend on them, so a change here breaks saved runs.
 """
 
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _M1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -17,7 +18,7 @@ UInt64 = np.ndarray[Any, np.dtype[np.uint64]]
 
 
 def mix64(values: np.ndarray) -> UInt64:
-    """SplitMix64's finaliser over integers of any width (taken modulo 2⁶⁴): a bijection that spreads every bit."""
+    """SplitMix64's finaliser for integers of any width (modulo 2⁶⁴): a bijection that mixes every bit."""
     with np.errstate(over="ignore"):
         x = values.astype(np.uint64) + GOLDEN
         x = (x ^ (x >> np.uint64(30))) * _M1
@@ -26,7 +27,7 @@ def mix64(values: np.ndarray) -> UInt64:
 
 
 def combine(*parts: int) -> int:
-    """One 64-bit key from several integers; their order counts."""
+    """One 64-bit key from several integers; their order matters."""
     key = np.zeros(1, np.uint64)
     for part in parts:
         key = mix64(key ^ mix64(np.array([part & 0xFFFFFFFFFFFFFFFF], np.uint64)))
@@ -34,7 +35,7 @@ def combine(*parts: int) -> int:
 
 
 def permutation(count: int, *key: int) -> np.ndarray:
-    """int64 [count]: a permutation of 0 … count−1 that depends on (count, key) alone."""
+    """int64 [count]: a permutation of 0 … count−1 that depends only on (count, key)."""
     ranks = mix64(np.arange(count, dtype=np.uint64) ^ np.uint64(combine(*key)))
     return np.argsort(ranks, kind="stable")
 
@@ -42,11 +43,9 @@ def permutation(count: int, *key: int) -> np.ndarray:
 def hash_strings(strings: Any) -> UInt64:
     """uint64 [N] of an Arrow string array without nulls: hashes of its UTF-8 bytes.
 
-    Each string is cut into 8-byte little-endian words (zero-padded); mixed words, keyed by position, are added, and
-    the sum is mixed with the length.
+    Each string is split into 8-byte little-endian words (zero-padded); the mixed words, keyed by position, are added,
+    and the sum is mixed with the length.
     """
-    import pyarrow as pa  # noqa: PLC0415
-
     array = strings.cast(pa.large_string())
     if len(array) == 0:
         return np.zeros(0, np.uint64)

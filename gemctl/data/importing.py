@@ -1,11 +1,11 @@
-"""Raw logs → training Parquet: split by time, histories and running means from strictly earlier rows, and the spec.
+"""Converts raw logs to training Parquet, split by time, with event histories and running means, and writes the spec.
 
     gemctl data import ml-100k data/ml100k
 
-Writes train, valid and test Parquet (80/10/10 in order of time), `spec.yaml` and `vocabularies.json` (the token of
-each table row). Nothing of a row comes from a row of the same time or later: ties are not history. Vocabularies and
-bucket edges come from the training part; what is first seen later has id −1, the unknown row. An interaction's own
-columns (its rating, say) describe what came of it, so they are labels and history, never features of the row itself.
+Writes train, valid and test Parquet (80/10/10 by time), `spec.yaml` and `vocabularies.json` (the token of each table
+row). A row contains nothing from rows of the same time or later: ties are not history. Vocabularies and bucket edges
+come from the training part; tokens that first occur later have id −1, the unknown row. An interaction's own columns
+(such as its rating) describe its outcome, so they are labels and history, never features of the row itself.
 """
 
 import json
@@ -29,16 +29,16 @@ from gemctl.errors import InputError
 from gemctl.specs.feature_spec import load, scalar
 
 ROW_GROUP = 20_000
-_SPLIT = {"train": 80, "valid": 10, "test": 10}  # per cent
+_SPLIT = {"train": 80, "valid": 10, "test": 10}  # percent
 _BUCKETS = 16  # of a numeric side column with more than 2·16 values
-_SMOOTHING = 10.0  # rows at the mean of all earlier rows that a running mean starts from
+_SMOOTHING = 10.0  # pseudo-rows at the mean of all earlier rows with which a running mean starts
 _RATING_LABELS = ("liked=rating>=4", "loved=rating>=5")
 _LABEL = re.compile(r"(?P<name>[A-Za-z]\w*)=(?P<column>\w+)(?P<sign>>=|<=|==|>|<)(?P<value>-?\d+(\.\d+)?)")
 
 
 @dataclass(frozen=True)
 class Imported:
-    """What was written to `folder`: `rows` by part, `tables` by name with their rows, and what was left out and why."""
+    """What was written to `folder`: `rows` by part, rows of each table, and `notes` on what was left out and why."""
 
     folder: str
     rows: dict[str, int]
@@ -49,7 +49,7 @@ class Imported:
 
 @dataclass
 class _Plan:
-    """Columns of the output and the lines of the spec, gathered part by part."""
+    """The columns of the output and the lines of the spec, collected step by step."""
 
     train: np.ndarray  # bool [N]: rows of the training part
     columns: dict[str, Any] = field(default_factory=dict)
@@ -59,25 +59,30 @@ class _Plan:
     event_ids: list[str] = field(default_factory=list)
     event_floats: list[str] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
-    events: dict[str, np.ndarray] = field(default_factory=dict)  # per row, what an event of it holds
+    events: dict[str, np.ndarray] = field(default_factory=dict)  # per row: its values as an event
     notes: list[str] = field(default_factory=list)
 
     def add(self, name: str, values: Any) -> None:
-        """A new output column; InputError where two would have one name."""
+        """Adds an output column; InputError if the name is already used."""
         if name in self.columns:
             raise InputError(f"two columns would be called {name!r}: rename one in the raw files")
         self.columns[name] = values
 
 
 class Histories:
-    """For each row (in order of time) the rows of the same key that are strictly earlier: a run in `order`.
+    """The history of each row of a log in time order: the strictly earlier rows with the same key, at most `limit`.
 
-    `order`: rows sorted by (key, time); row r's history is order[start[r]:stop[r]], oldest first, at most `limit`.
+        past = Histories(user, time, limit=100)
+        past.events(item, slice(0, 20_000))      # each row's last 100 items, oldest first
+        past.sums(click)                         # each row's number of earlier clicks
+
+    Rows of the same time are not in each other's history, as their order is unknown. `order`: rows sorted by (key,
+    time); the history of row r is order[start[r]:stop[r]], oldest first.
     """
 
     def __init__(self, key: np.ndarray, time: np.ndarray, limit: int | None = None) -> None:
         count = key.size
-        self.order = np.argsort(key, kind="stable")  # rows come in order of time already
+        self.order = np.argsort(key, kind="stable")  # rows are already in time order
         keys, times = key[self.order], time[self.order]
         new_key = np.concatenate([[True], keys[1:] != keys[:-1]])
         new_time = new_key | np.concatenate([[True], times[1:] != times[:-1]])
@@ -88,7 +93,7 @@ class Histories:
             self.start = np.maximum(self.start, self.stop - limit)
 
     def sums(self, values: np.ndarray) -> np.ndarray:
-        """float64 [N]: for each row the sum of `values` over its history."""
+        """float64 [N]: the sum of `values` over each row's history."""
         running = np.concatenate([[0.0], np.cumsum(values[self.order])])
         return running[self.stop] - running[self.start]
 
@@ -99,7 +104,7 @@ class Histories:
 
 
 def import_recbole(source: str | Path, out: str | Path, *, labels: Iterable[str] = (), history: int = 100) -> Imported:
-    """Imports RecBole atomic files; `labels` as NAME=COLUMN>=NUMBER; at most `history` events a row."""
+    """Imports RecBole atomic files; `labels` as NAME=COLUMN>=NUMBER; at most `history` events per row."""
     log = read(source)
     time = log.inter.columns[log.time].to_numpy(zero_copy_only=False)
     order = np.argsort(time, kind="stable")
@@ -121,23 +126,23 @@ def import_recbole(source: str | Path, out: str | Path, *, labels: Iterable[str]
 
 
 def _whole(time: np.ndarray) -> np.ndarray:
-    """int64 where all times are whole numbers that it holds."""
+    """As int64 if all times are whole numbers within its range."""
     return time.astype(np.int64) if ((time == np.floor(time)) & (np.abs(time) < 2.0**63)).all() else time
 
 
 def _cuts(time: np.ndarray) -> list[int]:
-    """Row edges of the parts, moved so that rows of one time stay together."""
+    """Row edges of the parts, moved so that rows of the same time stay together."""
     shares = np.cumsum(list(_SPLIT.values()))[:-1]
     edges = [int(np.searchsorted(time, time[time.size * share // 100], side="left")) for share in shares]
     cuts = [0, *edges, time.size]
     for part, rows in zip(_SPLIT, np.diff(cuts), strict=True):
         if rows == 0:
-            raise InputError(f"{time.size} rows are too few, or too many are of one time: the {part} part is empty")
+            raise InputError(f"the {part} part is empty: {time.size} rows are too few, or too many have the same time")
     return cuts
 
 
 def _key(plan: _Plan, column: Any, table: str) -> np.ndarray:
-    """Adds the user or item id as a feature; returns a number per distinct id, also for those that are not known."""
+    """Adds the user or item id as a feature; returns a number per distinct id, including unknown ones."""
     _vocabulary(plan, table, column)
     plan.add(f"{table}_token", column)
     plan.categorical.append(f"{{name: {table}, table: {table}}}")
@@ -145,7 +150,7 @@ def _key(plan: _Plan, column: Any, table: str) -> np.ndarray:
 
 
 def _vocabulary(plan: _Plan, name: str, column: Any) -> None:
-    """Adds column `name`: index of each token among those of the training part, in order of first appearance."""
+    """Adds column `name`: the index of each token among those of the training part, in order of first occurrence."""
     known = pc.unique(column.filter(pa.array(plan.train))).drop_null()
     plan.vocabularies[name] = known.to_pylist()
     plan.add(name, _indices(column, known))
@@ -156,7 +161,7 @@ def _indices(column: Any, known: Any) -> np.ndarray:
 
 
 def _side_features(plan: _Plan, side: AtomicFile, key: Any, prefix: str) -> None:
-    """Adds the columns of a `.user` or `.item` file, looked up for each row."""
+    """Adds the columns of a `.user` or `.item` file, joined to each row."""
     place = pc.index_in(key, value_set=side.columns[side.key])
     for column, kind in list(side.kinds.items())[1:]:
         name = re.sub(r"\W", "_", column if column.startswith(prefix) else f"{prefix}_{column}")
@@ -192,7 +197,7 @@ def _multi_valued(plan: _Plan, name: str, values: Any, place: Any, what: str) ->
     tokens, owner = tokens.filter(filled), owner.filter(filled).to_numpy(zero_copy_only=False)
     distinct = len(pc.unique(tokens))
     if distinct > len(values) / 2:
-        plan.notes.append(f"{what} left out: {distinct} different tokens in {len(values)} lines, as good as an id")
+        plan.notes.append(f"{what} left out: {distinct} distinct tokens in {len(values)} lines, practically an id")
         return
     offsets = np.concatenate([[0], np.cumsum(np.bincount(owner, minlength=len(values)))])
     entity = place.fill_null(-1).to_numpy(zero_copy_only=False)
@@ -211,16 +216,17 @@ def _labels(plan: _Plan, log: RawLog, inter: dict[str, Any], texts: list[str]) -
         texts = list(_RATING_LABELS)
     if not texts:
         floats = [name for name, kind in log.inter.kinds.items() if kind == "float" and name != log.time]
-        raise InputError(f"no label: give --label NAME=COLUMN>=NUMBER with a COLUMN of {', '.join(floats) or 'none'}")
+        columns = ", ".join(floats) or "(none)"
+        raise InputError(f"no label: use --label NAME=COLUMN>=NUMBER with one of the columns {columns}")
     problems = []
     for text in texts:
         match = _LABEL.fullmatch(text.replace(" ", ""))
         if match is None:
-            problems.append(f"--label {text!r}: wanted is NAME=COLUMN>=NUMBER (or >, <=, <, ==)")
+            problems.append(f"--label {text!r}: expected NAME=COLUMN>=NUMBER (or >, <=, <, ==)")
         elif log.inter.kinds.get(match["column"]) != "float":
             problems.append(f"--label {text!r}: {log.inter.path.name} has no float column {match['column']!r}")
         elif f"label_{match['name']}" in plan.columns:
-            problems.append(f"--label {text!r}: a second label of this name")
+            problems.append(f"--label {text!r}: a second label with this name")
         else:
             values = inter[match["column"]].to_numpy(zero_copy_only=False)
             plan.add(f"label_{match['name']}", _compare(values, match["sign"], float(match["value"])))
@@ -230,13 +236,13 @@ def _labels(plan: _Plan, log: RawLog, inter: dict[str, Any], texts: list[str]) -
 
 
 def _compare(values: np.ndarray, sign: str, threshold: float) -> np.ndarray:
-    """float32 [N]: 0, 1, or NaN where there is no value."""
+    """float32 [N]: 0, 1, or NaN for a missing value."""
     compare = {">=": np.greater_equal, "<=": np.less_equal, ">": np.greater, "<": np.less, "==": np.equal}[sign]
     return np.where(np.isnan(values), np.nan, compare(values, threshold)).astype(np.float32)
 
 
 def _running_means(plan: _Plan, keys: dict[str, np.ndarray], time: np.ndarray) -> None:
-    """Adds each user's and item's number of earlier rows, and the smoothed mean of each label over them."""
+    """Adds the number of earlier rows of each user and item, and the smoothed mean of each label over them."""
     everyone = Histories(np.zeros(time.size, np.int64), time)
     for key, values in keys.items():
         earlier = Histories(values, time)
@@ -253,7 +259,7 @@ def _running_means(plan: _Plan, keys: dict[str, np.ndarray], time: np.ndarray) -
 
 
 def _event_columns(plan: _Plan, log: RawLog, inter: dict[str, Any]) -> None:
-    """What an event holds besides the item: the interaction's other columns."""
+    """Adds what an event contains besides the item: the interaction's other columns."""
     plan.event_ids.append("{name: item, table: item, column: history_item}")
     for source, kind in log.inter.kinds.items():
         if source in (log.user, log.item, log.time):
@@ -284,7 +290,7 @@ def _write(plan: _Plan, name: str, out: Path, cuts: list[int], histories: Histor
     for file in (*(f"{part}.parquet" for part in _SPLIT), "vocabularies.json", "spec.yaml"):
         sync_file(out / file)
     sync_folder(out)
-    load(out / "spec.yaml")  # names from the raw files might clash
+    load(out / "spec.yaml")  # fails if names in the raw files clash
     rows = dict(zip(_SPLIT, np.diff(cuts).tolist(), strict=True))
     labels = {n[6:]: float(np.nanmean(v[plan.train])) for n, v in plan.columns.items() if n.startswith("label_")}
     return Imported(str(out), rows, tables, labels, plan.notes)
@@ -318,7 +324,7 @@ def _spec_lines(plan: _Plan, name: str, tables: dict[str, int], longest: int) ->
     yield "# Written by `gemctl data import`; vocabularies.json has the token of each table row."
     yield f"name: {scalar(name)}"
     yield "timestamp: time"
-    yield "tables:  # the last row of each is for tokens that the training part does not have"
+    yield "tables:  # the last row of each is for tokens that do not occur in the training part"
     yield from (f"  - {{name: {table}, rows: {max(rows, 2)}}}" for table, rows in tables.items())
     yield "categorical:"
     yield from (f"  - {line}" for line in plan.categorical)

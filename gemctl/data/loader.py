@@ -1,9 +1,9 @@
-"""Batches for one rank: fixed global batches in a seeded order, read ahead by a thread.
+"""Batches for one rank: fixed global batches in a seeded order, prefetched by a thread.
 
     for step, batch in Loader(config.data, spec, global_batch=4096, seed=0, rank=0, world=4): ...
 
-Every rank computes the same list of rows of global batch s and reads its own slice, so the batches of any world,
-laid behind each other, are those of one process.
+Every rank computes the same list of rows for global batch s and reads its own slice, so the ranks' batches,
+concatenated, are those of a single process, whatever the world size.
 """
 
 import queue
@@ -24,10 +24,10 @@ from gemctl.specs.data import FeatureSpec
 
 
 class Loader:
-    """Endless iterator of (step, this rank's rows of global batch `step`), from `start_step` on.
+    """Endless iterator over (step, this rank's rows of global batch `step`), from `start_step` on.
 
-    `epoch_rows`: rows of one pass over the data. A problem in the data raises InputError from `next`, at the step
-    that needs the row. `close` ends the reading thread; the iterator can't be used afterwards.
+    `epoch_rows`: rows of one pass over the data. A problem in the data raises InputError from `next`, at the step that
+    needs the row. `close` ends the reading thread; the iterator can't be used afterwards.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ def eval_batches(data: DataConfig, spec: FeatureSpec, *, global_batch: int, rank
 
 
 def open_source(url: DataPath, data: DataConfig, spec: FeatureSpec) -> ParquetSource:
-    """The rows at `url` as `data` wants them; InputError where there is none."""
+    """The rows at `url`, read as configured in `data`; InputError if there is none."""
     source = ParquetSource(url, spec, histories=data.histories == "keep")
     if source.row_count == 0:
         raise InputError(f"{shown(url)}: no rows")
@@ -128,7 +128,7 @@ def _sequence(jagged: JaggedRows) -> EventSequence:
 
 
 def _unknown(spec: FeatureSpec, categorical: dict[str, Jagged], sequences: dict[str, EventSequence]) -> dict[str, int]:
-    """By table: ids that took the last row, which only unknown ids do."""
+    """Number of unknown ids by table: the ids with the last row."""
     last = {table.name: table.rows - 1 for table in spec.tables}
     counts = dict.fromkeys(last, 0)
     for feature in spec.categorical:
@@ -145,7 +145,7 @@ class _Failure:
 
 
 class _ReadAhead:
-    """Runs an iterator in a thread, at most `depth` items ahead; its exception is raised in the consumer."""
+    """Runs an iterator in a thread, at most `depth` items ahead; raises its exception in the consumer."""
 
     def __init__(self, items: Iterator[tuple[int, Batch]], depth: int) -> None:
         self._queue: queue.Queue[tuple[int, Batch] | _Failure] = queue.Queue(depth)
@@ -159,7 +159,7 @@ class _ReadAhead:
     def __next__(self) -> tuple[int, Batch]:
         item = self._queue.get()
         if isinstance(item, _Failure):
-            self._queue.put(item)  # every further call fails alike
+            self._queue.put(item)  # every later call fails in the same way
             raise item.error
         return item
 
@@ -176,7 +176,7 @@ class _ReadAhead:
             self._put(_Failure(error))
 
     def _put(self, item: "tuple[int, Batch] | _Failure") -> bool:
-        """False when the consumer has closed."""
+        """False once the consumer has closed."""
         while not self._closed.is_set():
             try:
                 self._queue.put(item, timeout=0.1)

@@ -1,13 +1,14 @@
-"""The endless order of a data set's rows, a pure function of (seed, row-group index), and who owns what of a batch.
+"""The endless order of a data set's rows, and each rank's slice of a global batch.
 
     RowOrder([20000, 20000, 137], seed=0, window=2).rows(0, 8)      # the first 8 row numbers
 
-Global batch s is rows(s·G, (s+1)·G): no state, so any world can go on from any step. Epoch e has its own seed, and
-the tail of one epoch and the head of the next share a batch, so no row is lost.
+The order is a pure function of the seed and the sizes of the row groups. Global batch s is rows(s·G, (s+1)·G), so any
+world size can continue at any step. Every epoch is shuffled with a seed of its own, and the end of one epoch and the
+start of the next may share a batch, so no row is lost.
 
-A row taken at random costs the decoding of its whole row group, so `shuffled` permutes the row groups, then rows
-inside *windows* of some row groups: a batch touches at most two windows. For that no window may be small: windows
-are filled until they hold `window` average row groups, and what is left over at the end joins the last one.
+Reading a random row requires decoding its whole row group. `shuffled` therefore permutes the row groups, and then the
+rows inside *windows* of a few row groups, so that a batch touches at most two windows. No window may be small for that:
+a window is filled until it holds as many rows as `window` average row groups, and the rest joins the last window.
 """
 
 from collections.abc import Sequence
@@ -20,25 +21,25 @@ from gemctl.data.hashing import permutation
 
 
 def local_counts(global_batch: int, world: int) -> list[int]:
-    """Rows of each rank, equal ±1; rank r owns the slice of the batch that starts at sum(counts[:r])."""
+    """Rows per rank, equal ±1; rank r owns the slice of the batch that starts at sum(counts[:r])."""
     return [global_batch // world + (rank < global_batch % world) for rank in range(world)]
 
 
 def local_slice(global_batch: int, rank: int, world: int) -> tuple[int, int]:
-    """Start and stop of rank's slice inside a global batch."""
+    """Start and stop of the rank's slice of a global batch."""
     start = rank * (global_batch // world) + min(rank, global_batch % world)
     return start, start + local_counts(global_batch, world)[rank]
 
 
 @dataclass(frozen=True)
 class _Epoch:
-    groups: np.ndarray  # row groups in their order
+    groups: np.ndarray  # row groups in shuffled order
     window_groups: np.ndarray  # window w holds groups[window_groups[w]:window_groups[w+1]]
     window_rows: np.ndarray  # and starts at row window_rows[w] of the epoch
 
 
 class RowOrder:
-    """`group_rows`: rows of each row group; `window` None: file order, else row groups shuffled together."""
+    """`group_rows`: rows of each row group; `window`: row groups that are shuffled together, None for file order."""
 
     def __init__(self, group_rows: Sequence[int], seed: int, window: int | None) -> None:
         self.group_rows = np.asarray(group_rows, np.int64)
@@ -59,18 +60,18 @@ class RowOrder:
         return np.concatenate(pieces) if pieces else np.zeros(0, np.int64)
 
     def windows(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """(epoch, window) that positions start … stop−1 touch, in order; shuffled order only."""
-        found = []
+        """The (epoch, window) pairs that positions start … stop−1 touch, in order; only for a shuffled order."""
+        touched = []
         while start < stop:
             epoch, offset = divmod(start, self.epoch_rows)
             edges = self._epoch(epoch).window_rows
             window = int(np.searchsorted(edges, offset, side="right")) - 1
-            found.append((epoch, window))
+            touched.append((epoch, window))
             start += int(edges[window + 1]) - offset
-        return found
+        return touched
 
     def groups_of_window(self, position: int) -> int:
-        """Row groups of the window at `position`: how many the reader should keep decoded."""
+        """Number of row groups in the window at `position`: how many the reader should keep decoded."""
         if self.window is None:
             return 1
         epoch, window = self.windows(position, position + 1)[0]

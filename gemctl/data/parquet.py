@@ -1,11 +1,11 @@
-"""A data set of Parquet files (files.py says which): its row-group index, and rows by number.
+"""The rows of Parquet files by number, checked against a feature spec, and what footers reveal before reading.
 
-    source = ParquetSource("data/train.parquet", spec, histories=True)
-    source.read(np.array([40_000, 3]))      # a RowBlock with these two rows, in this order
+    source = ParquetSource("s3://logs/clicks/dt=2026-03-*", spec)
+    block = source.read(np.array([17, 3]))                # a RowBlock
 
-Opening reads the footers and checks the schema of every file against the spec and the other files: all problems at
-once. Only needed columns are read, a row group at a time; the last `keep` decoded row groups stay in memory, and
-MOST_OPEN files open.
+Opening reads the footers and checks every file's schema against the spec and the other files, reporting all problems at
+once. Only the needed columns are read, one row group at a time; the last `keep` decoded row groups stay in memory, and
+MOST_OPEN files stay open.
 """
 
 from collections import OrderedDict
@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import types as pt
 
-from gemctl.data.columns import Seen, column_uses, disagreements, look
+from gemctl.data.columns import SharedColumn, check_schema, column_uses, disagreements
 from gemctl.data.decode import Place, decode
 from gemctl.data.files import DataFile, DataPath, find_files
 from gemctl.data.rows import RowBlock, concatenate
@@ -26,16 +26,15 @@ from gemctl.specs.data import FeatureSpec
 
 GIB = 1 << 30
 READ_BYTES = 32
-"""Of a value while its row group is read and decoded, at most: measured with lists of ids and times (31)."""
-MOST_OPEN = 32  # data sets have more files than a process may open
+"""Bytes of memory per value while its row group is read and decoded, at most (measured: 31, for ids and times)."""
+MOST_OPEN = 32  # a data set may have more files than a process may open
 
 
 class ParquetSource:
-    """Rows of all files, numbered through in the files' order.
+    """Rows of all files, numbered consecutively in file order.
 
-    `group_rows`: rows of each row group; `columns`: those that must agree with the columns of another data set for
-    the same model; `keep`: decoded row groups that stay in memory (least recently used go first). Not thread-safe: one
-    reader per thread.
+    `group_rows`: rows of each row group. `columns`: those that must agree with other data sets for the same model.
+    `keep`: number of decoded row groups in memory (an LRU cache). Not thread-safe: use one reader per thread.
     """
 
     def __init__(self, url: DataPath, spec: FeatureSpec, *, histories: bool = True) -> None:
@@ -46,12 +45,12 @@ class ParquetSource:
         self.ignored, self._files = found.ignored, found.files
         self._open: OrderedDict[int, Any] = OrderedDict()
         self._footers: list[Any] = []
-        self.columns: list[Seen] = []
+        self.columns: list[SharedColumn] = []
         problems: list[str] = []
         for index, file in enumerate(self._files):
             opened = self._opened(index)
             self._footers.append(opened.metadata)
-            columns, wrong = look(file, opened.schema_arrow, uses)
+            columns, wrong = check_schema(file, opened.schema_arrow, uses)
             self.columns += columns
             problems += wrong
         problems += disagreements(self.columns)
@@ -64,9 +63,9 @@ class ParquetSource:
         self._decoded: OrderedDict[int, RowBlock] = OrderedDict()
 
     def read(self, rows: np.ndarray) -> RowBlock:
-        """The rows of these numbers (int64 [B], 0 ≤ row < row_count) in their order."""
+        """The rows with these numbers (int64 [B], 0 ≤ row < row_count), in this order."""
         owners = np.searchsorted(self._starts, rows, side="right") - 1
-        # in order of first need, so that a batch over two windows is done with the first before it reads the second
+        # in order of first use, so that a batch over two windows finishes the first before it reads the second
         groups, first = np.unique(owners, return_index=True)
         pieces, positions = [], []
         for group in groups[np.argsort(first)]:
@@ -78,16 +77,16 @@ class ParquetSource:
         return concatenate(pieces).take(np.argsort(np.concatenate(positions)))
 
     def check_memory(self, memory: int) -> None:
-        """InputError that names each row group which a host with `memory` bytes can't read."""
+        """InputError that names every row group that is too large for a host with `memory` bytes."""
         problems = []
         for file, footer in zip(self._files, self._footers, strict=True):
             for group, values in enumerate(read_values(footer, self._needed)):
                 if values * READ_BYTES > memory:
                     rows = footer.row_group(group).num_rows
                     problems.append(
-                        f"{file.path}: row group {group}: {rows:,} rows with {values:,} values in the columns that are "
-                        f"needed: reading it takes about {values * READ_BYTES / GIB:.1f} GiB, but a host has "
-                        f"{memory / GIB:.1f}; write smaller row groups, or shorter lists"
+                        f"{file.path}: row group {group}: {rows:,} rows with {values:,} values in the needed columns: "
+                        f"reading it takes about {values * READ_BYTES / GIB:.1f} GiB, but a host has "
+                        f"{memory / GIB:.1f}; write smaller row groups or shorter lists"
                     )
         if problems:
             raise InputError(problems)
@@ -99,7 +98,7 @@ class ParquetSource:
         self._open.clear()
 
     def _opened(self, index: int) -> Any:
-        """The file of this number as a `pyarrow.parquet.ParquetFile`."""
+        """File number `index` as a `pyarrow.parquet.ParquetFile`."""
         if index not in self._open:
             while len(self._open) >= MOST_OPEN:
                 self._open.popitem(last=False)[1].close()
@@ -115,7 +114,7 @@ class ParquetSource:
         while len(self._decoded) >= self.keep:
             self._decoded.popitem(last=False)
         file, group = self._groups[index]
-        # no threads: a rank's prefetch thread reads while the rank's other cores compute
+        # no threads: the prefetch thread reads while the rank's other cores compute
         path = self._files[file].path
         table = read_group(self._opened(file), path, group, columns=self._needed, use_threads=False)
         place = Place(path, group, int(self._starts[index]))
@@ -129,22 +128,22 @@ class ParquetSource:
 
 
 def open_file(file: DataFile, footer: Any = None) -> Any:
-    """The file as a `pyarrow.parquet.ParquetFile`; `footer`: its metadata, where that has been read before."""
+    """The file as a `pyarrow.parquet.ParquetFile`; `footer`: its metadata, if already read."""
     try:
         where = file.path if file.local else file.filesystem.open(file.path, "rb")
-        # INT96 timestamps in nanoseconds, the default, would wrap outside of 1677 … 2262
+        # INT96 timestamps as nanoseconds, the default, would wrap outside of 1677 … 2262
         return pq.ParquetFile(where, metadata=footer, coerce_int96_timestamp_unit="us")
     except (OSError, pa.ArrowException) as error:
         raise InputError(f"{file.path}: not a readable Parquet file: {error}") from error
 
 
 def read_group(file: Any, path: str, group: int, **how: Any) -> pa.Table:
-    """One row group of a `pyarrow.parquet.ParquetFile`; InputError where its bytes are damaged."""
+    """One row group of a `pyarrow.parquet.ParquetFile`; InputError if its bytes are damaged."""
     wanted = file.metadata.row_group(group).num_rows
     try:
         table = file.read_row_group(group, **how)
         if table.num_rows != wanted:
-            raise pa.ArrowInvalid(f"{table.num_rows} of its {wanted} rows are there")
+            raise pa.ArrowInvalid(f"it has {table.num_rows} of its {wanted} rows")
         return table
     except (OSError, pa.ArrowException) as error:
         reason = " ".join(str(error).split())
@@ -152,8 +151,11 @@ def read_group(file: Any, path: str, group: int, **how: Any) -> pa.Table:
 
 
 def read_values(footer: Any, columns: Iterable[str]) -> list[int]:
-    """Values of the columns in each row group, with those of columns that pyarrow reads beside them (`item.views` where
-    `item` is asked for, as it may be a part of it)."""
+    """Number of stored values of the columns in each row group, including columns that pyarrow also reads (`item.views`
+    if `item` is requested, as it may be a part of it).
+
+    A file of a few kilobytes may hold hundreds of millions of values, as runs of one value cost nothing there. A row
+    group is read whole and only then cut to a sequence's `max_length`."""
     wanted = set(columns)
     paths = [footer.schema.column(index).path for index in range(footer.num_columns)]
     read = [index for index, path in enumerate(paths) if any(prefix in wanted for prefix in _prefixes(path))]
@@ -162,8 +164,8 @@ def read_values(footer: Any, columns: Iterable[str]) -> list[int]:
 
 
 def leaves(schema: Any, count: int) -> dict[str, int]:
-    """Of each field of the Arrow schema that has one Parquet column (of `count`), the column's number. Names would not
-    do: the path `item.views` may be that of a field of this name, or of a part of `item`."""
+    """The Parquet column number (of `count`) of each field of the Arrow schema that has exactly one. Names are
+    ambiguous: `item.views` may be a field of this name or a part of `item`."""
     sizes = [_leaf_count(field.type) for field in schema]
     if sum(sizes) != count:
         return {}

@@ -1,6 +1,6 @@
-"""Reads RecBole's atomic files: tab-separated, with a header of `name:type` cells.
+"""Reads RecBole's atomic files: tab-separated values with a header of `name:type` cells.
 
-    log = read("ml-100k/")      # ml-100k.inter, and .user and .item where they exist
+    log = read("ml-100k/")      # ml-100k.inter, and .user and .item if they exist
 
 Types are `token` and `float`, and `token_seq` and `float_seq` (values separated by spaces). The first two token
 columns of the `.inter` file are the user and the item; the first column of `.user` and `.item` is their key.
@@ -24,7 +24,7 @@ _TIME_NAMES = ("timestamp", "time", "date")
 
 @dataclass(frozen=True)
 class AtomicFile:
-    """`columns` by name (tokens and sequences as strings, an empty cell is null) and their `kinds`."""
+    """`columns` by name (tokens and sequences as strings; empty cells are null) and their `kinds`."""
 
     path: Path
     kinds: dict[str, str]
@@ -38,7 +38,7 @@ class AtomicFile:
 
 @dataclass(frozen=True)
 class RawLog:
-    """A data set's files. `user`, `item`, `time` name columns of `inter`."""
+    """The files of a data set. `user`, `item` and `time` are columns of `inter`."""
 
     name: str
     inter: AtomicFile
@@ -55,7 +55,7 @@ def read(source: str | Path) -> RawLog:
     user, item, time = _roles(inter_path)
     inter = _read_file(inter_path)
     problems = [
-        f"{inter_path}: column {name!r}: {inter.columns[name].null_count} empty cells; every row needs one"
+        f"{inter_path}: column {name!r}: {inter.columns[name].null_count} empty cells; every row needs a value"
         for name in (user, item, time)
         if inter.columns[name].null_count
     ]
@@ -88,7 +88,7 @@ def _roles(inter: Path) -> tuple[str, str, str]:
 
 
 def numbers(column: Any) -> np.ndarray | None:
-    """float64 of a token column whose every filled cell is a number (null → NaN), else None."""
+    """A token column as float64 (null → NaN) if all its values are numbers, else None."""
     try:
         return column.cast(pa.float64()).to_numpy(zero_copy_only=False)
     except pa.ArrowInvalid:
@@ -103,7 +103,7 @@ def _find(source: Path) -> Path:
     found = sorted(source.glob("*.inter"))
     if len(found) != 1:
         names = ", ".join(path.name for path in found) or "none"
-        raise InputError(f"{source}: wanted is one *.inter file (RecBole atomic files); there are: {names}")
+        raise InputError(f"{source}: expected one *.inter file (RecBole atomic files), found: {names}")
     return found[0]
 
 
@@ -130,17 +130,17 @@ def _read_file(path: Path) -> AtomicFile:
 
 
 def _first_fault(path: Path, kinds: dict[str, str]) -> str | None:
-    """The first line that is none of the table, where that can be told."""
+    """A message about the first malformed line, if it can be found."""
     with path.open(encoding="utf-8", errors="replace", newline="") as file:
         for number, line in enumerate(file, 1):
             cells = line.rstrip("\r\n").split("\t")
             if number == 1 or cells == [""]:
                 continue
             if len(cells) != len(kinds):
-                return f"{path}:{number}: {len(cells)} cells, where the header has {len(kinds)}"
+                return f"{path}:{number}: {len(cells)} cells, but the header has {len(kinds)}"
             for (name, kind), cell in zip(kinds.items(), cells, strict=True):
                 if kind == "float" and cell and not _is_number(cell):
-                    return f"{path}:{number}: column {name!r}: {cell!r:.80} is no number"
+                    return f"{path}:{number}: column {name!r}: {cell!r:.80} is not a number"
     return None
 
 
@@ -149,7 +149,7 @@ def _is_number(text: str) -> bool:
         float(text)
     except ValueError:
         return False
-    return "_" not in text  # which Python takes between digits
+    return "_" not in text  # Python allows it between digits
 
 
 def _header(path: Path) -> dict[str, str]:
@@ -167,7 +167,7 @@ def _header(path: Path) -> dict[str, str]:
             hint = f"nearest: {near[0]}" if near else f"types: {', '.join(KINDS)}"
             problems.append(f"{path}:1: header cell {cell!r} is not name:type ({hint})")
         elif name in kinds:
-            problems.append(f"{path}:1: column {name!r} is there twice")
+            problems.append(f"{path}:1: column {name!r} occurs twice")
         kinds[name] = kind
     if problems:
         raise InputError(problems)

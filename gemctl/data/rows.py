@@ -1,4 +1,4 @@
-"""Rows in NumPy, as the reader keeps and moves them: fixed-width columns, and jagged ones as values + offsets.
+"""Rows in NumPy as the reader stores them: fixed-width columns, and jagged columns as values and offsets.
 
 block.take(np.array([3, 1]))      # rows 3 and 1, in that order, without a loop per row
 """
@@ -21,7 +21,7 @@ class JaggedRows:
         return np.diff(self.offsets)
 
     def take(self, rows: np.ndarray) -> "JaggedRows":
-        """Rows `rows` (int64 [N]) in that order."""
+        """The rows with these positions (int64 [N]), in this order."""
         return self.cut(self.offsets[rows], self.lengths()[rows])
 
     def last(self, count: int) -> "JaggedRows":
@@ -33,7 +33,7 @@ class JaggedRows:
         return self.cut(self.offsets[1:] - kept, kept)
 
     def cut(self, starts: np.ndarray, lengths: np.ndarray) -> "JaggedRows":
-        """For each start and length (int64 [N]) the values [start:start+length] as one row."""
+        """One row per start and length (int64 [N]): the values [start:start+length]."""
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         index = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
         return JaggedRows(offsets, {name: values[index] for name, values in self.values.items()})
@@ -41,13 +41,13 @@ class JaggedRows:
 
 @dataclass
 class RowBlock:
-    """B rows: `fixed` arrays [B, …] and `jagged` columns or groups of aligned columns, by name."""
+    """B rows: `fixed` arrays [B, …], and `jagged` columns or groups of aligned columns, by name."""
 
     fixed: dict[str, np.ndarray]
     jagged: dict[str, JaggedRows]
 
     def take(self, rows: np.ndarray) -> "RowBlock":
-        """Rows `rows` (int64 [N], positions in this block) in that order."""
+        """The rows with these positions in the block (int64 [N]), in this order."""
         return RowBlock(
             {name: values[rows] for name, values in self.fixed.items()},
             {name: jagged.take(rows) for name, jagged in self.jagged.items()},
@@ -55,7 +55,7 @@ class RowBlock:
 
 
 def concatenate(blocks: Sequence[RowBlock]) -> RowBlock:
-    """The blocks' rows behind each other; all blocks have the same columns."""
+    """The rows of all blocks, which have the same columns, in order."""
     if len(blocks) == 1:
         return blocks[0]
     first = blocks[0]

@@ -2,8 +2,8 @@
 
     gemctl data synth data/synthetic      # or by `gemctl train` when data.synthetic is set and the files are absent
 
-The first `rows` rows are for training, the next `eval_rows` for evaluation, so evaluation is later in time. Files get
-their names when they are complete; a second call with the same settings finds them and writes nothing.
+The first `rows` rows are for training and the next `eval_rows` for evaluation, so evaluation rows are later in time.
+Files get their names once they are complete; a second call with the same settings writes nothing.
 """
 
 import json
@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from gemctl import paths
 from gemctl.config.schema import DataConfig, SyntheticConfig
@@ -24,14 +26,14 @@ from gemctl.durable import sync_file, sync_folder
 from gemctl.errors import InputError
 
 ROW_GROUP = 20_000
-_CHUNK = 5 * ROW_GROUP  # rows made at once: about 100 MB
+_CHUNK = 5 * ROW_GROUP  # rows generated at once: about 100 MB
 _METADATA = b"gemctl.synthetic"
-_GENERATOR = 1  # raise it when the rows of a seed change
+_GENERATOR = 1  # increase it when the rows of a seed change
 
 
 @dataclass(frozen=True)
 class SyntheticLog:
-    """What was written: files by role, the settings that it was made of, and how long it took."""
+    """What was written: files by role, the generator's settings, and the seconds that it took."""
 
     files: dict[str, str]
     settings: dict[str, int]
@@ -39,18 +41,18 @@ class SyntheticLog:
 
 
 def ensure(data: DataConfig) -> bool:
-    """Writes the log that `data.synthetic` describes where it is absent; True if it did. InputError as `absent`."""
+    """Writes the log that `data.synthetic` describes if it is absent; True if it did. InputError as `absent`."""
     if not absent(data) or data.synthetic is None:
         return False
-    assert isinstance(data.train, str) and not isinstance(data.eval, list)  # else `absent` has refused it
+    assert isinstance(data.train, str) and not isinstance(data.eval, list)  # `absent` has checked it
     write(data.synthetic, data.train, data.eval, data.spec)
     return True
 
 
 def absent(data: DataConfig) -> bool:
-    """True if `data.synthetic` describes a log whose files are not all there.
+    """True if `data.synthetic` describes a log and some of its files are missing.
 
-    InputError where files were made with other settings, or are no synthetic log's: no file of a user's is replaced.
+    InputError if existing files have other settings or are not a synthetic log: user files are never replaced.
     """
     config, spec, spec_exists = data.synthetic, Path(data.spec), paths.exists(data.spec)
     if config is None:
@@ -64,7 +66,7 @@ def absent(data: DataConfig) -> bool:
     if missing and spec_exists and spec.read_text(encoding="utf-8") != spec_text(config):
         missing_data = ", ".join(str(path) for path in wanted if path not in present)
         problems.append(
-            f"{missing_data}: does not exist, and {spec} is not the synthetic log's spec, so it is not made: "
+            f"{missing_data}: does not exist, and is not generated because {spec} is not the synthetic log's spec: "
             "set data.train and data.eval to your files and data.synthetic=null"
         )
     if problems:
@@ -73,7 +75,7 @@ def absent(data: DataConfig) -> bool:
 
 
 def write(config: SyntheticConfig, train: str | Path, eval: str | Path | None, spec_path: str | Path) -> SyntheticLog:
-    """Writes the files (existing ones are replaced); without `eval` no evaluation rows."""
+    """Writes the files, replacing existing ones; without `eval` no evaluation rows."""
     start = time.monotonic()
     log = ClickWorld(config.users, config.items, config.seed)
     _write_rows(log, config, Path(train), 0, config.rows)
@@ -130,22 +132,19 @@ labels:
 
 
 def _made_with(path: Path, config: SyntheticConfig) -> Iterator[str]:
-    import pyarrow as pa  # noqa: PLC0415
-    import pyarrow.parquet as pq  # noqa: PLC0415
-
     if path.is_dir():
-        yield f"{path}: is a folder and no synthetic log: set data.synthetic=null to train on it, or another path"
+        yield f"{path}: is a folder, not a synthetic log: set data.synthetic=null to train on it, or another path"
         return
     try:
-        found = json.loads((pq.read_schema(path).metadata or {}).get(_METADATA, b"null"))
+        settings = json.loads((pq.read_schema(path).metadata or {}).get(_METADATA, b"null"))
     except (OSError, pa.ArrowInvalid) as error:
         yield f"{path}: not a readable Parquet file: {error}"
         return
     wanted = _settings(config)
-    if found is None:
-        yield f"{path}: exists and is no synthetic log: set data.synthetic=null to train on it, or another path"
-    elif found != wanted:
-        differences = ", ".join(f"{k} {found.get(k)}, not {v}" for k, v in wanted.items() if found.get(k) != v)
+    if settings is None:
+        yield f"{path}: exists and is not a synthetic log: set data.synthetic=null to train on it, or another path"
+    elif settings != wanted:
+        differences = ", ".join(f"{k} {settings.get(k)}, not {v}" for k, v in wanted.items() if settings.get(k) != v)
         yield f"{path}: was written with {differences}: delete it, or set data.synthetic=null to train on it"
 
 
@@ -154,8 +153,6 @@ def _settings(config: SyntheticConfig) -> dict[str, int]:
 
 
 def _write_rows(log: ClickWorld, config: SyntheticConfig, path: Path, start: int, stop: int) -> None:
-    import pyarrow.parquet as pq  # noqa: PLC0415
-
     schema = _schema().with_metadata({_METADATA: json.dumps(_settings(config)).encode()})
     dictionary = [f.name for f in schema if f.name not in _PLAIN]
     with (
@@ -173,8 +170,6 @@ _PLAIN = ("time", "hour_sin", "hour_cos", "click_probability", "history_dwell", 
 
 
 def _schema() -> Any:
-    import pyarrow as pa  # noqa: PLC0415
-
     return pa.schema(
         {
             "time": pa.int64(),
@@ -201,8 +196,6 @@ def _schema() -> Any:
 
 
 def _table(log: ClickWorld, rows: Impressions, events: Events) -> Any:
-    import pyarrow as pa  # noqa: PLC0415
-
     probability = log.click_probability(rows, log.interest(rows, events))
     clicks = log.clicks(rows, probability)
     angle = (rows.time % world.DAY) * (2 * np.pi / world.DAY)
@@ -235,8 +228,6 @@ def _table(log: ClickWorld, rows: Impressions, events: Events) -> Any:
 
 
 def _array(values: Any, kind: Any) -> Any:
-    import pyarrow as pa  # noqa: PLC0415
-
     if isinstance(values, tuple):
         offsets, flat = values
         return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), _array(flat, kind.value_type))
@@ -245,7 +236,7 @@ def _array(values: Any, kind: Any) -> Any:
 
 @contextmanager
 def _complete(path: Path) -> Iterator[Path]:
-    """A name to write to; what lies there becomes `path` when all went well."""
+    """A temporary path to write to, which is renamed to `path` if no error occurs."""
     temporary = path.with_name(f".{path.name}.partial")
     with paths.writing(str(path)):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,17 +1,17 @@
-"""The world behind the synthetic click log: users, items, event streams, and the true probability of a click.
+"""The model behind the synthetic click log: users, items, event streams, and the true probability of a click.
 
     world = ClickWorld(users=5000, items=20000, seed=0)
-    rows = world.impressions(np.arange(1000))            # who sees what, where, when
+    rows = world.impressions(np.arange(1000))            # user, item, domain, slot, time
     events = world.histories(rows)                       # what each of these users did before
     p = world.click_probability(rows, world.interest(rows, events))      # float64 [1000]
 
-Row n is a function of (seed, n), an event one of (seed, user, session, place in the session): nothing depends on how
-many rows are made. Time goes with n, so later rows are later in time.
+Row n is a function of (seed, n), and an event of (seed, user, session, position in the session): nothing depends on the
+number of rows. Time increases with n.
 
-An item's factors are those of its category (mostly), of its tags and its own; a user's those of a segment and their
-own. Users act in sessions of six events on one category each, now one of their own taste, now any. A click's logit
-adds up: a match of the candidate with the history, weighted by recency, dwell and action, more in some domains than
-in others (the largest part, which needs the history in order); a match with the user; the item's quality; and
+An item's factors combine those of its category (mostly), its tags and its own; a user's combine those of a segment and
+their own. Users act in sessions of six events on one category each, which is either one of their own taste or any. A
+click's logit is a sum: a match of the candidate with the history, weighted by recency, dwell and action, and stronger
+in some domains (the largest term, which needs the history in order); a match with the user; the item's quality; and
 domain, hour × category, slot and price effects.
 """
 
@@ -30,9 +30,9 @@ SECONDS_PER_ROW = 2.4
 DAY = 86_400
 SESSION_EVENTS = 6
 MIN_EVENTS, MAX_EVENTS = 20, 32
-_SESSIONS_BACK = MAX_EVENTS // SESSION_EVENTS + 2  # enough that MAX_EVENTS are before any time
+_SESSIONS_BACK = MAX_EVENTS // SESSION_EVENTS + 2  # enough for MAX_EVENTS before any time
 
-# How the logit is made. Sizes were set so that the shares of the gap that the test asks for hold.
+# Terms of the logit, tuned for the shares of the gap that the test requires.
 BIAS = -1.1
 HISTORY_GAIN = np.array([4.0, 2.8, 5.0])  # by domain
 DOMAIN_BIAS = np.array([0.0, 0.4, -0.5])
@@ -41,7 +41,7 @@ QUALITY, USER_BIAS, HOUR, PRICE, SLOT = 0.5, 0.35, 0.3, 0.2, 0.1
 AGE_SCALE, AGE_POWER = 3600.0, 1.5
 DWELL_POWER = 0.5
 ACTION_WEIGHT = np.array([0.5, 1.0, 2.0])  # view, click, like
-OWN_TASTE = 0.35  # share of sessions on a category of the user's own taste
+OWN_TASTE = 0.35  # share of sessions with a category of the user's own taste
 
 
 @dataclass
@@ -58,7 +58,7 @@ class Impressions:
 
 @dataclass
 class Events:
-    """The last events of N rows, right-aligned in [N, MAX_EVENTS]: row n has its last `length[n]` columns."""
+    """The last events of N rows, right-aligned in [N, MAX_EVENTS]: row n uses the last `length[n]` columns."""
 
     item: np.ndarray
     action: np.ndarray
@@ -72,7 +72,7 @@ class Events:
 
 
 class ClickWorld:
-    """A fixed population; all methods are vectorised and draw by hashing, never from a generator's state."""
+    """A fixed population; all methods are vectorised and draw by hashing, without a generator's state."""
 
     def __init__(self, users: int, items: int, seed: int) -> None:
         self.users, self.items, self.seed = users, items, seed
@@ -98,8 +98,8 @@ class ClickWorld:
         self.hour_phase = self._uniform("phase", np.arange(CATEGORIES)) * 24
 
     def impressions(self, row: np.ndarray) -> Impressions:
-        """The rows of these numbers (int64 [N], ≥ 0)."""
-        # a little more often those with a small number, so that users differ in activity
+        """The rows with these numbers (int64 [N], ≥ 0)."""
+        # small numbers a little more often, so that users differ in activity
         user = (self._uniform("who", row) ** 1.3 * self.users).astype(np.int64)
         item = np.searchsorted(self._popularity, self._uniform("what", row) * self._popularity[-1], side="right")
         domain = np.searchsorted([0.5, 0.8], self._uniform("where", row), side="right")
@@ -111,7 +111,7 @@ class ClickWorld:
         """The last MIN_EVENTS … MAX_EVENTS events of each row's user strictly before its time."""
         users, of_row = np.unique(rows.user, return_inverse=True)
         pace = self.user_session[users]
-        session = (rows.time - START) // pace[of_row]  # in which the row lies
+        session = (rows.time - START) // pace[of_row]  # that contains the row
         first = np.full(users.size, np.iinfo(np.int64).max)
         np.minimum.at(first, of_row, session)
         first -= _SESSIONS_BACK
@@ -127,7 +127,7 @@ class ClickWorld:
         return Events(stream.item[index], stream.action[index], stream.dwell[index], stream.time[index], length)
 
     def click_probability(self, rows: Impressions, interest: np.ndarray) -> np.ndarray:
-        """float64 [N]: the true probability of a click, for what the history says ([N, FACTORS]) and all the rest."""
+        """float64 [N]: the true probability of a click, given the rows and their `interest` [N, FACTORS]."""
         category = self.item_category[rows.item]
         candidate = self.item_factors[rows.item]
         hour = (rows.time % DAY) / 3600
@@ -148,11 +148,11 @@ class ClickWorld:
         return np.einsum("ne,nef->nf", weight, self.item_factors[events.item])
 
     def clicks(self, rows: Impressions, probability: np.ndarray) -> np.ndarray:
-        """bool [N]: drawn with that probability."""
+        """bool [N]: drawn with these probabilities."""
         return self._uniform("click", rows.row) < probability
 
     def conversions(self, rows: Impressions) -> np.ndarray:
-        """bool [N]: what a click would lead to; cheap and good things that fit the user convert more often."""
+        """bool [N]: whether a click would convert; more likely for cheap, good items that match the user."""
         fit = (self.item_factors[rows.item] * self.user_factors[rows.user]).sum(axis=1)
         price = np.log(self.item_price[rows.item]) - 3
         logit = -1.2 + 1.5 * fit - 0.6 * price + 0.4 * self.item_quality[rows.item]
@@ -160,12 +160,13 @@ class ClickWorld:
 
     @cached_property
     def _popularity(self) -> np.ndarray:
-        """Running sum of the Zipf weights of the items: item 0 is the most popular."""
+        """Running sum of the items' Zipf weights: item 0 is the most popular."""
         return np.cumsum(np.arange(1, self.items + 1) ** -ZIPF)
 
     @cached_property
     def _shelves(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Items by category, the running sum of their weights, and where each category begins in it [CATEGORIES+1]."""
+        """Items sorted by category, the running sum of their weights, and its value where each category starts
+        [CATEGORIES+1]."""
         order = np.argsort(self.item_category, kind="stable")
         running = np.cumsum((order + 1.0) ** -ZIPF)
         ends = np.searchsorted(self.item_category[order], np.arange(CATEGORIES), side="right")
@@ -173,7 +174,7 @@ class ClickWorld:
 
     @cached_property
     def _topics(self) -> tuple[np.ndarray, np.ndarray]:
-        """Category of each of 1,024 equal shares of chance: anyone's [1024], and each user's own taste [users, 256]."""
+        """Categories by equal shares of probability: of any user [1024], and of each user's own taste [users, 256]."""
         _, _, begin = self._shelves
         mass = np.sqrt(np.diff(begin))
         anyone = np.searchsorted(np.cumsum(mass) / mass.sum(), (np.arange(1024) + 0.5) / 1024)
@@ -187,7 +188,7 @@ class ClickWorld:
         return anyone, own
 
     def _stream(self, users: np.ndarray, first: np.ndarray, count: int) -> Events:
-        """Sessions first … first+count−1 of each user: flat [users·count·SESSION_EVENTS], in order of time."""
+        """Sessions first … first+count−1 of each user: flat [users·count·SESSION_EVENTS], in time order."""
         user = np.repeat(users, count)
         session = (first[:, None] + np.arange(count)).reshape(-1)
         anyone, own = self._topics
@@ -212,12 +213,12 @@ class ClickWorld:
         return Events(item, action, dwell.astype(np.float32), time, np.zeros(0, np.int64))
 
     def _item_tags(self) -> np.ndarray:
-        """int64 [items, 2]: two tags, drawn anew for each item."""
+        """int64 [items, 2]: two independent tags per item."""
         items = np.arange(self.items)
         return np.stack([(self._hash(f"tag {i}", items) % np.uint64(TAGS)).astype(np.int64) for i in range(2)], axis=1)
 
     def _hash(self, what: str, *index: np.ndarray) -> np.ndarray:
-        """uint64, of the indices' broadcast shape: a draw that only (seed, what, index) decides."""
+        """uint64 of the indices' broadcast shape: a random draw that depends only on (seed, what, index)."""
         value = np.array(combine(self.seed, *what.encode()), np.uint64)
         for part in index:
             value = mix64(value ^ part.astype(np.uint64))

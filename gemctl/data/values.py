@@ -1,9 +1,9 @@
-"""Arrow arrays → NumPy, so that no value becomes another one: every width, sign, encoding and unit of a kind.
+"""Converts Arrow arrays to NumPy without changing a value, whatever their width, sign, encoding or unit.
 
     bits, present, exact = integers(flat(table.column("user")))
     offsets, values = lists(table.column("seen_item"))
 
-What NumPy or Arrow would wrap, truncate or refuse with an error of their own is flagged here, for the caller to name.
+Values that NumPy or Arrow would wrap, truncate or reject are flagged here, so that the caller can report them.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ _DAY = 86_400
 
 
 def flat(column: Any) -> Any:
-    """One Arrow array of a chunked one; dictionaries decoded, all strings large_string (2 GiB don't fit a string)."""
+    """A chunked array as one array; dictionaries are decoded, and strings become large_string (for 2 GiB and more)."""
     if pt.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     if pt.is_string(column.type) or pt.is_string_view(column.type):
@@ -28,7 +28,7 @@ def flat(column: Any) -> Any:
 
 
 def lists(column: Any) -> tuple[np.ndarray, Any]:
-    """Offsets int64 [B+1] and the flat values of a chunked list column of any sort; a null list is empty."""
+    """Offsets int64 [B+1] and flat values of a chunked column of any list type; a null list is empty."""
     if pt.is_null(column.type):
         return np.zeros(len(column) + 1, np.int64), pa.nulls(0)
     lengths = pc.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False)
@@ -38,7 +38,7 @@ def lists(column: Any) -> tuple[np.ndarray, Any]:
 
 class Integers(NamedTuple):
     """`bits` int64 [N]: the values modulo 2⁶⁴, 0 where missing. `present` bool [N]: not null. `exact` bool [N]: present
-    and `bits` is the value itself, which it is not beyond int64's range (uint64, long decimals)."""
+    and equal to `bits`, as values within int64's range are (uint64 and long decimals may exceed it)."""
 
     bits: np.ndarray
     present: np.ndarray
@@ -46,28 +46,28 @@ class Integers(NamedTuple):
 
 
 def integers(values: Any) -> Integers:
-    """Of an array of integers of any width and sign, decimals without a fraction, or nulls alone."""
+    """From an array of integers of any width and sign, decimals without a fraction, or only nulls."""
     present = values.is_valid().to_numpy(zero_copy_only=False)
     bits = values.cast(pa.int64(), safe=False).fill_null(0).to_numpy(zero_copy_only=False)
     exact = present
     if pt.is_uint64(values.type) or pt.is_decimal(values.type):
-        exact = present & (np.abs(floats(values) - bits) < 2.0**63)  # a wrapped value is off by 2⁶⁴ at least
+        exact = present & (np.abs(floats(values) - bits) < 2.0**63)  # a wrapped value is off by at least 2⁶⁴
     return Integers(bits, present, exact)
 
 
 def floats(values: Any) -> np.ndarray:
-    """float64 [N] of an array of numbers or booleans, rounded to the nearest; null → NaN."""
+    """float64 [N] from an array of numbers or booleans, rounded to the nearest; null → NaN."""
     if pt.is_decimal(values.type):
-        values = values.cast(pa.string())  # Arrow's own conversion is off by an ulp, which a time must not be
+        values = values.cast(pa.string())  # Arrow's own conversion is off by an ulp, which would change a time
     return values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
 
 
 @dataclass(frozen=True)
 class Times:
-    """Points in time [N]. Timestamps and dates: `whole` int64 seconds and `nanos` int64, 0 … 10⁹−1, beyond them, so
-    that no unit and no year is out of reach; other numbers as they are, int64 or float64, with `nanos` None.
+    """Points in time [N]. Timestamps and dates of any unit and year: `whole` int64 seconds, plus `nanos` int64, 0 …
+    10⁹−1. Other numbers are kept as int64 or float64, with `nanos` None.
 
-    `known` bool [N]: not null, finite, and in int64's range where it is an integer.
+    `known` bool [N]: not null, finite, and within int64's range if an integer.
     """
 
     whole: np.ndarray
@@ -80,16 +80,16 @@ class Times:
         return Times(self.whole[index], nanos, self.known[index])
 
     def before(self, other: "Times") -> np.ndarray:
-        """bool [N]: which are earlier than `other`'s."""
+        """bool [N]: whether each time is earlier than that of `other`."""
         earlier = self.whole < other.whole
         if self.nanos is not None and other.nanos is not None:
             earlier |= (self.whole == other.whole) & (self.nanos < other.nanos)
         return earlier
 
     def since(self, other: "Times") -> np.ndarray:
-        """float64 [N]: how long after `other`'s they are, in seconds or the numbers' own unit; ≥ 0 where they are."""
+        """float64 [N]: the time since `other`, in seconds or the numbers' own unit; ≥ 0 if not earlier."""
         if self.whole.dtype == other.whole.dtype == np.int64:
-            # a difference of int64s may need 64 bits without a sign
+            # the difference of two int64s may need 64 unsigned bits
             units = (self.whole.view(np.uint64) - other.whole.view(np.uint64)).astype(np.float64)
         else:
             units = self.whole - other.whole.astype(np.float64)
@@ -99,7 +99,7 @@ class Times:
 
 
 def times(values: Any) -> Times:
-    """Of an array of timestamps, dates, integers, floats, or nulls alone."""
+    """From an array of timestamps, dates, integers, floats, or only nulls."""
     kind = values.type
     if pt.is_floating(kind) or (pt.is_decimal(kind) and kind.scale > 0):
         numbers = floats(values)

@@ -258,7 +258,7 @@ class _Group:
         events = get[s.timestamps] or []
         for feature in features:
             if len(get[feature.column or feature.name] or []) != len(events):
-                self._refuse(feature.column or feature.name, "not as many values", s.name)
+                self._refuse(feature.column or feature.name, "have different lengths", s.name)
         found: dict[str, list[Any]] = {"ages": self._ages(get[self.spec.timestamp or ""], events, s)}
         for event in s.ids:
             found[event.name] = self._ids(get[event.column or event.name] or [], self.tables[event.table])
@@ -281,9 +281,9 @@ class _Group:
         if any(age <= 0 for age in ages):
             self._refuse(s.timestamps, "an event that is not earlier than its row", s.name)
         if any(b < a for a, b in pairwise(times) if a is not None and b is not None):
-            self._refuse(s.timestamps, "not in order of time", s.name)
+            self._refuse(s.timestamps, "events are not in order", s.name)
         if any(abs(age) > MAX_FLOAT32 for age in ages):
-            self._refuse(s.timestamps, "an event whose age float32", s.name)
+            self._refuse(s.timestamps, "an event whose age is beyond float32", s.name)
         return ages
 
 

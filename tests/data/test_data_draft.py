@@ -131,10 +131,10 @@ def test_a_label_can_be_named(tmp_path: Path) -> None:
 
 def test_without_a_clear_label_it_asks(tmp_path: Path) -> None:
     columns = shop(clicked=None, outcome=[n % 3 == 0 for n in range(ROWS)])
-    with pytest.raises(InputError, match=r"Give --label COLUMN \(columns of 0 and 1: is_member, outcome\)"):
+    with pytest.raises(InputError, match=r"Use --label COLUMN \(columns of 0 and 1: is_member, outcome\)"):
         draft(write(tmp_path / "a.parquet", columns), [])
     columns = shop(clicked=None, is_member=None)
-    with pytest.raises(InputError, match="no column holds just 0 and 1"):
+    with pytest.raises(InputError, match="no column has only 0 and 1"):
         draft(write(tmp_path / "b.parquet", columns), [])
 
 
@@ -143,7 +143,10 @@ def test_without_a_clear_label_it_asks(tmp_path: Path) -> None:
     [
         ({"created_at": None}, "no column looks like the row's own time"),
         ({"created_at": np.arange(ROWS)}, "a list of timestamp[us], but the row's time is int64"),
-        ({"clicked_at": [[datetime(2020, 1, 1 + n % 9)] * (n % 3) for n in range(ROWS)]}, "no list of ids is as long"),
+        (
+            {"clicked_at": [[datetime(2020, 1, 1 + n % 9)] * (n % 3) for n in range(ROWS)]},
+            "no list of ids has the same length",
+        ),
         ({"created_at": [datetime(2020, 1, 1)] * ROWS}, "some are not earlier than created_at"),
     ],
 )
@@ -167,10 +170,10 @@ def test_another_outcome_is_no_feature(tmp_path: Path) -> None:
     outcomes = {"purchased": rng.integers(0, 2, ROWS), "target": rng.random(ROWS), "likes": rng.integers(0, 90, ROWS)}
     found = draft(write(tmp_path / "a.parquet", shop(**outcomes)), ["clicked"])
     assert found.undecided["purchased"] == (
-        "named like an outcome: as a feature it might tell the answer; --label makes it a label"
+        "named like an outcome: as a feature it might reveal the answer; --label makes it a label"
     )
     assert found.undecided["target"].startswith(
-        "named like an outcome: as a feature it might tell the answer; no label"
+        "named like an outcome: as a feature it might reveal the answer; not a label"
     )
     spec = parse(found.text, "draft")
     assert "likes" in [feature.name for feature in spec.dense], "a count may be a feature"

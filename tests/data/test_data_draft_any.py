@@ -92,7 +92,9 @@ def test_the_first_files_may_be_empty_and_later_ones_have_other_ranges(tmp_path:
         )
     found = draft(str(tmp_path), ["y"])
     assert found.rows_seen == 4 * ROWS
-    assert f"1 file is not read, as no name ends in .parquet, .pq, .parq: {tmp_path}/notes: x.csv" in found.text
+    assert (
+        f"1 file is not read, as their names do not end in .parquet, .pq, .parq: {tmp_path}/notes: x.csv" in found.text
+    )
     assert reads(str(tmp_path), found).tables[0].rows == 92
     with pytest.raises(InputError, match="no rows to learn from"):
         draft(str(tmp_path / "dt=0"), [])
@@ -104,7 +106,7 @@ def test_a_row_of_more_values_than_memory_is_not_read(tmp_path: Path, monkeypatc
     path = write(tmp_path / "a.parquet", columns)
     found = draft(path, ["y"])
     assert found.undecided == {
-        "bomb": "20,039 values in one row group are too many to look at: write smaller row groups"
+        "bomb": "20,039 values in one row group are too many to sample: write smaller row groups"
     }
     assert columns_of(reads(path, found)) == {"x", "y"}
 
@@ -132,7 +134,7 @@ def test_a_label_of_one_class_can_be_named_and_half_empty_request_ids_are_no_fea
     }
     found = draft(write(tmp_path / "a.parquet", columns), ["y"])
     assert parse(found.text, "draft").labels[0].name == "y"
-    assert found.undecided["request_id"].startswith("nearly every row has a value of its own; 1,200 distinct in 2,400")
+    assert found.undecided["request_id"].startswith("nearly every row has a different value; 1,200 distinct in 2,400")
 
 
 def test_notes_on_odd_names_stay_comments(tmp_path: Path) -> None:

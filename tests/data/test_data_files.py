@@ -91,7 +91,7 @@ def test_a_list_keeps_its_order_and_names_no_file_twice(tmp_path: Path) -> None:
         find_files([str(tmp_path / "new"), str(tmp_path / "new/a.*"), str(tmp_path / "gone")])
     assert caught.value.problems == [
         f"{tmp_path}/gone: no such file or folder",
-        f"{tmp_path}/new/a.parquet: is named 2 times: its rows would be read 2 times",
+        f"{tmp_path}/new/a.parquet: is listed 2 times: its rows would be read 2 times",
     ]
 
 
@@ -111,7 +111,7 @@ def test_a_file_has_one_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         with pytest.raises(InputError) as caught:
             find_files(paths)
         times = 3 if len(paths) != 2 else 2
-        problem = f"{first}: is named {times} times (as {others}, too): its rows would be read {times} times"
+        problem = f"{first}: is listed {times} times (also as {others}): its rows would be read {times} times"
         assert caught.value.problems == [problem]
 
 
@@ -144,7 +144,7 @@ def test_ignored_files_are_noted(tmp_path: Path) -> None:
     touch(tmp_path, "logs/dt=1/part-1.csv", "logs/b.orc", "logs/c", "logs/d.gz", "logs/_SUCCESS", "text/e.csv")
     (tmp_path / "spec.yaml").write_text(SPEC)
     (line,) = check_data(DataConfig(spec=str(tmp_path / "spec.yaml"), train=str(tmp_path / "logs")))
-    assert "data.train: 4 files are not read, as no name ends in .parquet, .pq, .parq" in line
+    assert "data.train: 4 files are not read, as their names do not end in .parquet, .pq, .parq" in line
     assert "b.orc" in line and "and 1 more" in line and "_SUCCESS" not in line
     for path in ("text", "text/*"):
         with pytest.raises(
@@ -182,7 +182,7 @@ def test_rows_come_file_by_file_and_the_plan_counts_all(tmp_path: Path, monkeypa
 def test_a_partition_key_is_no_column(tmp_path: Path) -> None:
     rows(tmp_path / "x=1/part.parquet", 1.0)
     pq.write_table(pa.table({"y": [0]}), tmp_path / "x=1/part.parquet")
-    with pytest.raises(InputError, match="no column 'x', needed as dense 'x': it is a key of the folders' names"):
+    with pytest.raises(InputError, match="no column 'x', needed as dense 'x': it is a key in folder names"):
         ParquetSource(str(tmp_path), parse(SPEC, "spec"))
 
 
@@ -232,4 +232,4 @@ def test_a_row_of_more_events_than_memory_is_refused_before_it_is_read(tmp_path:
         check_data(data, memory=values * READ_BYTES - 1)
     assert len(caught.value.problems) == 2
     for problem in caught.value.problems:
-        assert problem.startswith(f"{path}: row group 0: 4 rows with 2,000,018 values in the columns that are needed")
+        assert problem.startswith(f"{path}: row group 0: 4 rows with 2,000,018 values in the needed columns")

@@ -114,7 +114,7 @@ def test_side_columns_get_roles_and_what_gets_none_is_said(tmp_path: Path) -> No
     assert "user_score" in [feature.name for feature in spec.dense]
     assert result.notes == [
         "tiny.user: vector left out: float_seq has no role",
-        "tiny.item: title left out: 56 different tokens in 55 lines, as good as an id",
+        "tiny.item: title left out: 56 distinct tokens in 55 lines, practically an id",
     ]
     table = read_all(tmp_path / "out")
     known = json.loads((tmp_path / "out" / "vocabularies.json").read_text())["tables"]
@@ -145,9 +145,9 @@ def test_labels_can_be_chosen(tmp_path: Path) -> None:
         ("rating:float", "rating:flaot", "tiny.inter:1: header cell 'rating:flaot' is not name:type (nearest: float)"),
         ("timestamp:float", "timestep:float", "tiny.inter:1: no column timestamp:float"),
         ("item_id:token\trating:float", "item_id:float\trating:float", "needs two token columns"),
-        ("rating:float", "user_id:float", "tiny.inter:1: column 'user_id' is there twice"),
-        ("u0\t", "u0\tmore\t", "tiny.inter:6: 5 cells, where the header has 4"),
-        ("\t1001\n", "\t1_0\n", "tiny.inter:5: column 'timestamp': '1_0' is no number"),
+        ("rating:float", "user_id:float", "tiny.inter:1: column 'user_id' occurs twice"),
+        ("u0\t", "u0\tmore\t", "tiny.inter:6: 5 cells, but the header has 4"),
+        ("\t1001\n", "\t1_0\n", "tiny.inter:5: column 'timestamp': '1_0' is not a number"),
         ("u0\t", "\t", "tiny.inter: column 'user_id': 1 empty cells"),
         ("\t1001\n", "\tinf\n", "tiny.inter: column 'timestamp': 1 times are not finite numbers"),
         ("\t1001\n", "\tnan\n", "tiny.inter: column 'timestamp': 1 times are not finite numbers"),
@@ -174,9 +174,9 @@ def test_wrong_labels_are_named_all_at_once(tmp_path: Path) -> None:
     with pytest.raises(InputError) as error:
         import_recbole(source, tmp_path / "out", labels=["rating>3", "a=stars>3", "b=rating>3", "b=rating>4"])
     assert [problem.split(": ", 1)[1] for problem in error.value.problems] == [
-        "wanted is NAME=COLUMN>=NUMBER (or >, <=, <, ==)",
+        "expected NAME=COLUMN>=NUMBER (or >, <=, <, ==)",
         "tiny.inter has no float column 'stars'",
-        "a second label of this name",
+        "a second label with this name",
     ]
 
 

@@ -206,13 +206,13 @@ def set_events(row: int, **lists: list[Any]) -> Any:
     [
         (
             set_events(25, h_item=[1]),
-            "row group 1, row 5: sequence 'clicks': not as many values in h_item as in h_time",
+            "row group 1, row 5: sequence 'clicks': h_item and h_time have different lengths",
         ),
         (
             set_events(3, h_time=[1, 1009]),
             "row group 0, row 3: sequence 'clicks': h_time: an event that is not earlier",
         ),
-        (set_events(3, h_time=[2, 1]), "row group 0, row 3: sequence 'clicks': h_time: not in order of time"),
+        (set_events(3, h_time=[2, 1]), "row group 0, row 3: sequence 'clicks': h_time: events are not in order"),
         (set_events(3, h_time=[None, 1]), "row group 0, row 3: sequence 'clicks': h_time: an event without a time"),
         (set_row("click", 41, 2), "row group 2, row 1: click: a label is 0 or 1, not 2"),
         (set_row("place", 41, 3), "row group 2, row 1: place: a domain is 0 … 2, not 3"),
@@ -250,11 +250,11 @@ def test_wrong_columns_are_named_all_at_once_when_opened(tmp_path: Path) -> None
     with pytest.raises(InputError) as error:
         ParquetSource(str(path), spec())
     assert error.value.problems == [
-        f"{path}: column 'item' is string, needed is integers, as categorical 'item'",
-        f"{path}: column 'h_dwell' is double, needed is lists of numbers, as sequence 'clicks'",
+        f"{path}: column 'item' is string; categorical 'item' needs integers",
+        f"{path}: column 'h_dwell' is double; sequence 'clicks' needs lists of numbers",
         f"{path}: no column 'weight', needed as weight (nearest: weigth)",
         f"{path}: column 'h_time' is list<element: int64>, but column 'time' is timestamp[us]: row and event times "
-        "must be all timestamps with a time zone, all timestamps without one, all dates, or all numbers of one unit",
+        "must all be timestamps with a time zone, timestamps without one, dates, or numbers of one unit",
     ]
 
 

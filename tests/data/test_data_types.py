@@ -125,9 +125,9 @@ def test_files_that_differ_in_kinds_of_ids_are_refused(tmp_path: Path) -> None:
     write(tmp_path / "1.parquet", user=pa.array([None, None]))  # nulls alone are of either kind
     write(tmp_path / "2.parquet", user=pa.array(["1", "2"]))
     write(tmp_path / "3.parquet", user=pa.array(["1", "2"], pa.large_string()))
-    rule = "ids of the hashed table 'user' must be all integers or all strings, as 7 and \"7\" have different rows"
+    rule = "ids of the hashed table 'user' must all be integers or all be strings, as 7 and \"7\" have different rows"
     assert problems(tmp_path) == [
-        "2.parquet: column 'user' is string (1 more like it), but column 'user' of 0.parquet is int64: " + rule
+        "2.parquet: column 'user' is string (and 1 more), but column 'user' of 0.parquet is int64: " + rule
     ]
 
 
@@ -159,7 +159,7 @@ def test_evaluation_rows_are_compared_with_training_rows(tmp_path: Path) -> None
         check_data(data)
     first, second = caught.value.problems
     assert first.startswith(f"{data.eval}: column 'user' is string, but column 'user' of {train} is int64: ids of")
-    assert second.startswith(f"{data.eval}: column 'time' is timestamp[us] (1 more like it), but column 't")
+    assert second.startswith(f"{data.eval}: column 'time' is timestamp[us] (and 1 more), but column 't")
 
 
 CLOCKS: dict[str, tuple[Any, Any]] = {
@@ -215,8 +215,8 @@ def test_a_zone_is_an_instant_and_none_is_not(tmp_path: Path) -> None:
     (problem,) = problems(write(tmp_path / "a.parquet", time=aware, seen_time=pa.array(local)))
     assert problem == (
         "a.parquet: column 'seen_time' is list<element: timestamp[us]>, but column 'time' is timestamp[us, "
-        "tz=America/Los_Angeles]: row and event times must be all timestamps with a time zone, all timestamps without "
-        "one, all dates, or all numbers of one unit"
+        "tz=America/Los_Angeles]: row and event times must all be timestamps with a time zone, timestamps without one, "
+        "dates, or numbers of one unit"
     )
     utc = pa.array([[(NOON.replace(tzinfo=ZONE) - timedelta(seconds=600)).astimezone(UTC)]] * 2)
     assert ages(write(tmp_path / "a.parquet", time=aware, seen_time=utc)) == [600, 600]
@@ -251,7 +251,7 @@ def test_ages_between_extreme_times_do_not_wrap(tmp_path: Path, kind: Any, row: 
     ("columns", "expected"),
     [
         ({"time": pa.array([2**63, 3000], pa.uint64())}, "row 0: time: a row with events but without a time"),
-        ({"time": pa.array([1e300, 1e4])}, "row 0: sequence 'seen': seen_time: an event whose age float32 can't hold"),
+        ({"time": pa.array([1e300, 1e4])}, "row 0: sequence 'seen': seen_time: an event whose age is beyond float32"),
         ({"seen_time": pa.array([[None], [4]])}, "row 0: sequence 'seen': seen_time: an event without a time"),
         ({"clicked": pa.array([1 + 1e-12, 1])}, "row 0: clicked: a label is 0 or 1, not 1.000000000001"),
         ({"clicked": pa.array([2**53 + 1, 1])}, "row 0: clicked: a label is 0 or 1, not 9007199254740992.0"),
@@ -293,4 +293,4 @@ def test_weights_and_probabilities_out_of_range_are_refused(tmp_path: Path) -> N
 def test_a_column_of_two_roles_must_suit_both(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", user=["1", "2"])
     text = SPEC.replace("{name: price}", "{name: price}, {name: number, column: user}")
-    assert problems(path, text) == ["a.parquet: column 'user' is string, needed is a number, as dense 'number'"]
+    assert problems(path, text) == ["a.parquet: column 'user' is string; dense 'number' needs a number"]

@@ -79,7 +79,10 @@ def _check_refusal(problems: list[str], wanted: Refusal) -> None:
     for problem in problems:
         if " but column " not in problem:
             named = {(path, name) for path, name in wanted.lone if problem.startswith(path) and f" {name!r}" in problem}
-            assert named and ("needed" in problem or "rename all but one" in problem), (problem, wanted)
+            assert named and (" needs " in problem or "needed as" in problem or "rename all but one" in problem), (
+                problem,
+                wanted,
+            )
             left -= named
             continue
         mine, other = problem.split(" but column ", 1)
@@ -157,8 +160,10 @@ def _check_violations(
         problems = error.problems
     else:
         raise AssertionError(f"not refused: {violations}")
-    misaligned = {v.sequence for v in violations if v.reason == "not as many values"}
-    left = [v for v in violations if v.sequence not in misaligned or v.reason == "not as many values" or not v.sequence]
+    misaligned = {v.sequence for v in violations if v.reason == "have different lengths"}
+    left = [
+        v for v in violations if v.sequence not in misaligned or v.reason == "have different lengths" or not v.sequence
+    ]
     for problem in problems:
         place, _, text = problem.removeprefix(f"{file.path}: row group {group}, row ").partition(": ")
         match = [v for v in violations if _says(text, v) and place == str(v.row)]

@@ -173,7 +173,7 @@ def test_other_settings_are_refused_by_name(written: DataConfig) -> None:
 def test_a_file_of_the_users_own_is_never_overwritten(tmp_path: Path, written: DataConfig) -> None:
     own = tmp_path / "own.parquet"
     pq.write_table(pq.read_table(written.train).replace_schema_metadata(None), own)
-    with pytest.raises(InputError, match="exists and is no synthetic log"):
+    with pytest.raises(InputError, match="exists and is not a synthetic log"):
         synthetic.ensure(replace(written, train=str(own)))
 
 

@@ -333,7 +333,7 @@ def test_a_rank_whose_host_has_other_files_names_host_and_file(
     assert Worker(run, run.attempt(1), Ledger())._spec().name == "clicks"
 
     rewritten("eval.parquet", 40)(job)
-    start = f"host b7: data.eval: {job}/eval.parquet: not as it was when the run was submitted: 60 → 40 rows, "
+    start = f"host b7: data.eval: {job}/eval.parquet: changed since the run was submitted: 60 → 40 rows, "
     with pytest.raises(InputError, match="^" + re.escape(start)):
         Worker(run, run.attempt(1), Ledger())._spec()
     other[1] = changed("data.eval", known.eval)
@@ -349,7 +349,7 @@ def test_a_rank_whose_host_has_other_files_names_host_and_file(
     with pytest.raises(InputError) as error:
         Worker(run, run.attempt(1), Ledger())._spec()
     (said,) = error.value.problems
-    assert said.startswith(f"host b7: data.train: {job}/train/d.parquet: not as it was when the run was submitted: ")
+    assert said.startswith(f"host b7: data.train: {job}/train/d.parquet: changed since the run was submitted: ")
     as_rank(monkeypatch, rank=1, local=1)  # which leaves that to the first rank of its host
     other[1] = None
     assert Worker(run, run.attempt(1), Ledger())._spec().name == "clicks"
@@ -415,7 +415,7 @@ def test_fingerprints_of_globs_lists_and_long_footers(tmp_path: Path) -> None:
     (line,) = data_differences(several, changed_one)
     assert line.startswith(f"{tmp_path}/dt=2/part-0.parquet: 60 → 20 rows, ")
     assert changed("data.eval", several)[0].startswith(
-        f"data.eval: {tmp_path}/dt=2/part-0.parquet: not as it was when the run was submitted: 60 → 20 rows"
+        f"data.eval: {tmp_path}/dt=2/part-0.parquet: changed since the run was submitted: 60 → 20 rows"
     )
     assert data_differences(several, changed_one[:2])[0] == f"{tmp_path}/dt=3/part-0.parquet is gone"
     swapped = [several[1], several[0], several[2]]
