@@ -1,17 +1,18 @@
-"""Files and folders that are still there after a power loss, and reads that a file server may fail once.
+"""Files and folders that survive a power loss, and reads that tolerate transient errors of a file server.
 
-create(path, text)            # whole, exclusive, on disk; FileExistsError where there is one already
-make_folder(path)             # on disk; FileExistsError where there is one already
-fd = open_log(path)           # to append to
-sync_folder(path)             # the names in it are on disk
+create(path, text)            # complete, exclusive, on disk; FileExistsError if it already exists
+make_folder(path)             # on disk; FileExistsError if it already exists
+fd = open_log(path)           # for appending
+sync_folder(path)             # puts the names in it on disk
 data = read(path)
 
-A file is written under another name, fsynced, published by a hard link, and its folder fsynced: a reader sees all of it
-or nothing, at any moment and after any crash. Where the file system has no hard links it is published by a rename while
-a second file, made exclusively, keeps the others out; that assumes that all hosts see the file system in the same way.
+A file is written under a temporary name, fsynced and published by a hard link, and its folder is fsynced: readers see
+all of it or nothing, at any time and after any crash. Without hard links it is published by a rename, while a second
+file, created exclusively, keeps other writers out; this assumes that all hosts have the same view of the file system.
 
-A file server that sends a request again answers the second time that the name is taken, by us. A link is then known by
-its inode. A folder has no owner: who may use it is decided by the first file that is created in it.
+When a file server repeats a request that has succeeded, the repetition fails because the name is already taken, by us.
+Our link is then recognised by its inode. A folder has no such identity: the first file created in it decides who owns
+it.
 """
 
 import errno
@@ -28,7 +29,7 @@ from typing import TypeVar
 from gemctl.errors import InputError
 
 T = TypeVar("T")
-MOST_READ = 128 << 20  # bytes of a file that is read whole: a plan of 16,384 ranks has 5 MB
+MOST_READ = 128 << 20  # largest file that is read whole; a plan for 16,384 ranks has 5 MB
 KINDS = {
     stat.S_IFIFO: "a FIFO",
     stat.S_IFSOCK: "a socket",
@@ -36,18 +37,18 @@ KINDS = {
     stat.S_IFBLK: "a device",
 }
 NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
-CLAIM_SECONDS = 2.0  # how long a rename that somebody else has begun may take
-# What a file server, or the way to it, answers for a moment, and not when asked again.
-PASSING = {
+CLAIM_SECONDS = 2.0  # how long another writer's rename may take
+# Transient errors of a file server or the network.
+TRANSIENT = {
     errno.ESTALE, errno.EIO, errno.EREMOTEIO, errno.ETIMEDOUT, errno.EAGAIN, errno.ENOTCONN, errno.ECONNRESET,
     errno.ECONNABORTED, errno.ECONNREFUSED, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH,
 }  # fmt: skip
-PAUSES = (0.05, 0.2, 1.0)  # seconds before it is asked again
+PAUSES = (0.05, 0.2, 1.0)  # seconds before each retry
 
 
 @contextmanager
 def named(path: Path) -> Iterator[None]:
-    """What the system refuses within it names `path`: a full disk alone does not say where."""
+    """An OSError raised inside names `path`: a full disk, for example, does not say where it happened."""
     try:
         yield
     except OSError as error:
@@ -55,9 +56,11 @@ def named(path: Path) -> Iterator[None]:
 
 
 def create(path: Path, data: str | bytes) -> None:
-    """Makes the file `path` with `data`, on disk when this returns. FileExistsError if it is there already; of several
-    writers one wins. OSError, which names `path`, if the system refuses."""
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")  # the same process number may write on another host
+    """Creates the file `path` with `data`, on disk when this returns. FileExistsError if it exists; of several writers
+    one wins. Any OSError names `path`."""
+    draft = path.with_name(
+        f".{path.name}.{secrets.token_hex(8)}"
+    )  # a process with the same pid may write on another host
     try:
         with named(path):
             _write(draft, data.encode() if isinstance(data, str) else data)
@@ -92,7 +95,7 @@ def _publish(draft: Path, path: Path) -> None:
 
 
 def _rename(draft: Path, path: Path) -> None:
-    """For file systems without hard links."""
+    """Publishes on file systems without hard links."""
     claim = path.with_name(f".{path.name}.claim")
     deadline = time.monotonic() + CLAIM_SECONDS
     while True:
@@ -103,7 +106,7 @@ def _rename(draft: Path, path: Path) -> None:
             if path.exists():
                 raise
             if time.monotonic() > deadline:
-                left = f"a process died while it made this file; delete {claim.name} beside it"
+                left = f"a process died while creating this file; delete {claim.name} beside it"
                 raise OSError(errno.EBUSY, left) from None
             time.sleep(0.01)
     try:
@@ -115,7 +118,7 @@ def _rename(draft: Path, path: Path) -> None:
 
 
 def has_links(folder: Path) -> bool:
-    """Whether the file system of `folder`, which is written to, has hard links."""
+    """Whether the file system of `folder` has hard links; writes test files there."""
     first = folder / f".links.{secrets.token_hex(8)}"
     second = first.with_suffix(".2")
     try:
@@ -132,17 +135,17 @@ def has_links(folder: Path) -> bool:
 
 
 def make_folder(path: Path) -> None:
-    """Makes the folder, on disk when this returns; its parent exists. FileExistsError if it is there already."""
+    """Creates the folder, on disk when this returns; its parent must exist. FileExistsError if it exists."""
     path.mkdir()
     sync_folder(path.parent)
 
 
 def make_folders(path: Path) -> None:
-    """Makes the folder and its parents, those that are not there, on disk when this returns."""
+    """Creates the folder and its missing parents, on disk when this returns."""
     if path.is_dir():
         return
     make_folders(path.parent)
-    with suppress(FileExistsError):  # somebody else makes them too
+    with suppress(FileExistsError):  # another process may create them too
         path.mkdir()
     if not path.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
@@ -150,20 +153,20 @@ def make_folders(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Puts the folder's list of names on disk."""
+    """Puts the names in the folder on disk."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with named(folder):
             os.fsync(fd)
     except OSError as error:
-        if error.errno not in {errno.EINVAL, errno.ENOTSUP}:  # it has no such call, and nothing that it could do
+        if error.errno not in {errno.EINVAL, errno.ENOTSUP}:  # not supported by this file system, so not needed
             raise
     finally:
         os.close(fd)
 
 
 def sync_file(path: Path) -> None:
-    """Puts on disk what has been written to the file, by whomever."""
+    """Puts everything written to the file on disk, by whichever process."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         with named(path):
@@ -173,12 +176,12 @@ def sync_file(path: Path) -> None:
 
 
 def open_log(path: Path) -> int:
-    """A descriptor to append to the file `path`, which is made if there is none, and to read it."""
+    """A descriptor for appending to and reading the file `path`, which is created if missing."""
     return os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
 
 def read(path: Path, most: int = MOST_READ) -> bytes:
-    """All of the file. InputError if it is none, or larger than `most` bytes."""
+    """The whole file. InputError if it is not a regular file, or larger than `most` bytes."""
 
     def whole() -> bytes:
         with open_file(path) as file:
@@ -187,13 +190,13 @@ def read(path: Path, most: int = MOST_READ) -> bytes:
                 raise InputError(f"{path}: {size} bytes, more than a file of this kind may have ({most})")
             return file.read()
 
-    return steadily(whole)
+    return retried(whole)
 
 
 def open_file(path: Path, *, follow: bool = True) -> BufferedReader:
-    """The file, opened to be read. InputError if it is something else, which might block or never end.
+    """Opens the file for reading. InputError if it is not a regular file, which might block or never end.
 
-    `follow`: a symbolic link may lead to it. OSError if the system refuses.
+    `follow`: whether it may be a symbolic link.
     """
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | (0 if follow else os.O_NOFOLLOW)
     try:
@@ -212,17 +215,17 @@ def open_file(path: Path, *, follow: bool = True) -> BufferedReader:
 
 
 def exists(path: Path) -> bool:
-    """Whether there is such a file or folder."""
-    return steadily(path.exists)
+    """Whether the file or folder exists."""
+    return retried(path.exists)
 
 
-def steadily(reading: Callable[[], T]) -> T:
-    """What `reading` returns, which may be done again: a file server's passing refusal is none."""
+def retried(reading: Callable[[], T]) -> T:
+    """What `reading` returns, repeating it after transient errors of a file server."""
     for pause in PAUSES:
         try:
             return reading()
         except OSError as error:
-            if error.errno not in PASSING:
+            if error.errno not in TRANSIENT:
                 raise
         time.sleep(pause)
     return reading()

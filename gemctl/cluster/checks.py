@@ -1,4 +1,4 @@
-"""Checks of this machine and of what is installed on it: each a finding, and what to do where it is wrong.
+"""Checks of this machine and its installed software: each has a result, and advice if something is wrong.
 
 gemctl doctor
 """
@@ -17,15 +17,15 @@ from gemctl.cluster.hardware import GIB
 from gemctl.cluster.host import Host, this_host
 from gemctl.durable import has_links
 
-MEMORY = 4 * GIB  # the main job's plan asks for about 3 GiB on four ranks
-SHM = GIB // 2  # checkpoints are staged in shared memory; a container's default is 64 MiB
+MEMORY = 4 * GIB  # the default experiment needs about 3 GiB on four ranks
+SHM = GIB // 2  # checkpoints are staged in shared memory; the default in containers is 64 MiB
 
 Status = Literal["ok", "warn", "fail"]
 
 
 @dataclass(frozen=True)
 class Check:
-    """One finding; `advice` says what to do about a warning or a failure."""
+    """One result; `advice` says what to do about a warning or a failure."""
 
     name: str
     status: Status
@@ -35,7 +35,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Doctor:
-    """All findings. Exit code 1 if one of them is a failure."""
+    """All results. Exit code 1 if one of them is a failure."""
 
     checks: list[Check]
 
@@ -46,7 +46,7 @@ class Doctor:
 
 
 def check_machine(root: Path) -> Doctor:
-    """Every check of this machine; `root` is where run directories shall lie."""
+    """Runs all checks of this machine; `root`: where run directories will be created."""
     host = this_host()
     return Doctor(
         [
@@ -69,7 +69,7 @@ def _software() -> list[Check]:
     ]
     path = software.constraints_file(builds.torch_build)
     if path is None:
-        return [*checks, Check("versions", "ok", "installed outside of a checkout: no constraints to compare with")]
+        return [*checks, Check("versions", "ok", "not installed from a checkout: no constraints to compare with")]
     other = software.off_pin(path)
     if other:
         advice = f"only the versions in {path.parent.name}/{path.name} are tested: pip install -c {path} …, or run make"
@@ -80,7 +80,7 @@ def _software() -> list[Check]:
 def _cores(host: Host) -> Check:
     if host.cores < 2:
         return Check(
-            "cores", "warn", str(host.cores), "four ranks share one core: start fewer (launcher.ranks_per_node)"
+            "cores", "warn", str(host.cores), "four ranks would share one core: start fewer (launcher.ranks_per_node)"
         )
     return Check("cores", "ok", str(host.cores))
 
@@ -89,7 +89,10 @@ def _memory(host: Host) -> Check:
     found = f"{host.memory_available / GIB:.1f} of {host.memory / GIB:.1f} GiB free"
     if host.memory_available < MEMORY:
         return Check(
-            "memory", "warn", found, f"the main job wants {MEMORY // GIB} GiB; `gemctl plan` says what yours does"
+            "memory",
+            "warn",
+            found,
+            f"the default experiment needs {MEMORY // GIB} GiB; `gemctl plan` shows what yours needs",
         )
     return Check("memory", "ok", found)
 
@@ -110,7 +113,7 @@ def _gpus(host: Host) -> Check:
 
 
 def _root(root: Path) -> Check:
-    """Whether a run directory can be made, and files in it exclusively; tries it in the nearest folder that exists."""
+    """Whether run directories can be created, with hard links; tested in the nearest folder that exists."""
     folder = root.absolute()
     while not folder.exists():
         folder = folder.parent
@@ -126,19 +129,19 @@ def _root(root: Path) -> Check:
         )
     found = f"{root.absolute()}, {free / GIB:.0f} GiB free"
     if not links:
-        advice = "its file system has none: files of runs are published by rename, which all hosts must see alike"
+        advice = "without hard links run files are published by rename, which must be atomic for all hosts"
         return Check("run.root", "warn", f"{found}, no hard links", advice)
     return Check("run.root", "ok", found)
 
 
 def _network() -> Check:
-    """The address that gloo would use: that of GLOO_SOCKET_IFNAME, else the one that the host's name resolves to."""
+    """The address that gloo would use: that of GLOO_SOCKET_IFNAME, or else the one that the host name resolves to."""
     names = [name for _, name in socket.if_nameindex()]
     chosen = env.gloo_interface()
     if chosen is not None:
         missing = [name for name in chosen.split(",") if name not in names]
         if missing:
-            advice = f"GLOO_SOCKET_IFNAME names no interface of this machine: it has {', '.join(names)}"
+            advice = f"GLOO_SOCKET_IFNAME is not an interface of this machine, which has {', '.join(names)}"
             return Check("gloo", "fail", chosen, advice)
         return Check("gloo", "ok", f"GLOO_SOCKET_IFNAME={chosen}")
     host = socket.gethostname()
@@ -147,8 +150,8 @@ def _network() -> Check:
         with socket.create_server((str(address), 0), family=socket.AF_INET6 if ":" in str(address) else socket.AF_INET):
             return Check("gloo", "ok", f"{host} resolves to {address}")
     except OSError as error:
-        advice = f"set GLOO_SOCKET_IFNAME to one of {', '.join(names)} (lo for one machine)"
-        return Check("gloo", "warn", f"{host} has no address of this machine ({error})", advice)
+        advice = f"set GLOO_SOCKET_IFNAME to one of {', '.join(names)} (lo for a single machine)"
+        return Check("gloo", "warn", f"{host} does not resolve to an address of this machine ({error})", advice)
 
 
 def _schedulers() -> list[Check]:
@@ -158,7 +161,7 @@ def _schedulers() -> list[Check]:
         found = [program for program in programs if shutil.which(program)]
         missing = [program for program in programs if program not in found]
         if found and missing:
-            text = f"{', '.join(found)} found, {', '.join(missing)} not"
+            text = f"{', '.join(found)} found, {', '.join(missing)} missing"
             checks.append(Check(name, "warn", text, f"add the folder of {missing[0]} to PATH"))
         else:
             where = ", ".join(found) if found else "not on this machine (not needed for launcher=local)"

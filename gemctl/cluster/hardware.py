@@ -1,7 +1,7 @@
-"""GPUs that gemctl knows: memory, peaks and links.
+"""The hardware that the planner knows: GPUs with their memory, peaks and links, and the tiers of a network.
 
-Sources: NVIDIA's data sheets of H100, H200 (SXM), HGX B200 and GB200 NVL72; dense rates (no sparsity), one direction
-of NVLink (half of the advertised sum), one 400 Gb/s ConnectX-7 a GPU as in NVIDIA's reference hosts.
+Sources: NVIDIA's data sheets for H100, H200 (SXM), HGX B200 and GB200 NVL72. Rates are dense (no sparsity), NVLink is
+one direction (half of the advertised sum), and each GPU has one 400 Gb/s ConnectX-7, as in NVIDIA's reference hosts.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ TERA = 10**12
 
 @dataclass(frozen=True)
 class Gpu:
-    """Bytes, FLOP/s and bytes/s of one GPU. `domain`: GPUs that NVLink joins."""
+    """Bytes, FLOP/s and bytes/s of one GPU. `domain`: number of GPUs connected by NVLink."""
 
     name: str
     memory: int
@@ -37,13 +37,13 @@ CATALOGUE = {
 
 
 def find(name: str) -> Gpu | None:
-    """The catalogue's entry for a name as nvidia-smi gives it ("NVIDIA H200"), or None."""
+    """The GPU for a name as nvidia-smi prints it ("NVIDIA H200"), or None."""
     words = name.upper().replace("-", " ").split()
     return next((gpu for gpu in CATALOGUE.values() if gpu.name in words), None)
 
 
 class Tier(StrEnum):
-    """Where a group's traffic runs, fastest first."""
+    """The slowest link that a group's traffic uses, fastest first. A fast domain is one host or NVLink rack."""
 
     NONE = "none"  # a group of one rank
     FAST = "fast domain"
@@ -52,9 +52,9 @@ class Tier(StrEnum):
 
 
 def tier_of(first: int, last: int, ranks_per_domain: int, domains_per_zone: int | None = None) -> Tier:
-    """The slowest tier inside a group from rank `first` to `last`; ranks fill domains, and those zones, in order.
+    """The slowest tier within a group from rank `first` to `last`. Ranks fill domains in order, and domains fill zones.
 
-    `domains_per_zone` None: all domains lie in one zone.
+    `domains_per_zone` None: all domains are in one zone.
     """
     if first == last:
         return Tier.NONE

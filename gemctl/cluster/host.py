@@ -1,6 +1,12 @@
-"""What this machine has: cores, memory, shared memory, GPUs; from /proc, /sys and nvidia-smi, without torch.
+"""The resources of this machine: cores, memory, shared memory and GPUs, from /proc, /sys and nvidia-smi.
 
-gemctl doctor
+    this_host(gpus=False).memory   # bytes that this process may use
+    limits().memory                # bytes; None if no control group has a limit
+    own_groups("memory")           # the folders of this process's control groups and their parents
+
+Control groups (versions 1 and 2; SLURM, Kubernetes, systemd) limit memory and cores. A group's limit holds for
+everything below it, so the smallest limit of the chain counts. A container mostly sees its own group as the root of the
+hierarchy; a SLURM job or a systemd service is far below it.
 """
 
 import csv
@@ -18,7 +24,7 @@ ROOT = Path("/")
 
 @dataclass(frozen=True)
 class Limits:
-    """None: no limit. `memory` and `memory_available` in bytes, the latter without what is used already."""
+    """Limits of control groups; None means no limit. Bytes; `memory_available` excludes memory already in use."""
 
     memory: int | None
     memory_available: int | None
@@ -27,7 +33,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class HostGpu:
-    """One GPU as nvidia-smi lists it; memory in bytes."""
+    """One GPU as listed by nvidia-smi; memory in bytes."""
 
     name: str
     memory: int
@@ -36,7 +42,7 @@ class HostGpu:
 
 @dataclass(frozen=True)
 class Host:
-    """What this process may use: all of the machine's cores and bytes of memory, or less by its control groups."""
+    """What this process may use: all cores and bytes of memory of the machine, or less if control groups limit it."""
 
     cores: int
     memory: int
@@ -46,7 +52,7 @@ class Host:
 
 
 def this_host(gpus: bool = True) -> Host:
-    """The facts of the machine that this runs on; `gpus=False` does not ask nvidia-smi (which can take a second)."""
+    """The resources of this machine; `gpus=False` skips nvidia-smi, which can take a second."""
     info = meminfo(Path("/proc/meminfo").read_text(encoding="utf-8"))
     given = limits()
     memory = min(info["MemTotal"], given.memory or info["MemTotal"])
@@ -56,12 +62,12 @@ def this_host(gpus: bool = True) -> Host:
 
 
 def cores(given: Limits | None = None) -> int:
-    """Cores that this process may have at work at once: those of its cpuset, or fewer by its control groups' quota."""
+    """Cores that this process may use at once: those of its cpuset, or fewer under a control group's quota."""
     return whole_cores((given or limits()).cores, len(os.sched_getaffinity(0)))
 
 
 def meminfo(text: str) -> dict[str, int]:
-    """Bytes by key of /proc/meminfo."""
+    """Bytes by key, from the text of /proc/meminfo."""
     fields = (line.split() for line in text.splitlines())
     return {words[0].rstrip(":"): int(words[1]) * 1024 for words in fields if len(words) == 3 and words[2] == "kB"}
 
@@ -72,7 +78,7 @@ def shm_bytes(path: str = "/dev/shm") -> int:
 
 
 def find_gpus() -> list[HostGpu]:
-    """GPUs that nvidia-smi lists; none where it is missing or fails."""
+    """GPUs listed by nvidia-smi; none if it is missing or fails."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return []
@@ -85,13 +91,13 @@ def find_gpus() -> list[HostGpu]:
 
 
 def parse_gpus(text: str) -> list[HostGpu]:
-    """nvidia-smi's lines "name, MiB, driver" as values; a line whose memory is no number (N/A) is left out."""
+    """Parses nvidia-smi's lines "name, MiB, driver"; skips lines whose memory is not a number (N/A)."""
     rows = [[field.strip() for field in row] for row in csv.reader(text.splitlines())]
     return [HostGpu(row[0], int(row[1]) * MIB, row[2]) for row in rows if len(row) == 3 and row[1].isdigit()]
 
 
 def limits(root: Path = ROOT) -> Limits:
-    """The limits of this process's control groups. `root`: the folder that holds proc and sys."""
+    """The limits of this process's control groups. `root`: the folder that contains proc and sys."""
     groups = [folder for chain in own_groups("memory", root) for folder in chain]
     memory = {folder: limit for folder in groups if (limit := _memory_limit(folder)) is not None}
     left = [max(0, limit - _used(folder)) for folder, limit in memory.items()]
@@ -102,7 +108,7 @@ def limits(root: Path = ROOT) -> Limits:
 
 
 def own_groups(controller: str, root: Path = ROOT) -> list[list[Path]]:
-    """For each hierarchy with the controller (version 2 counts for all): this process's group, then those around it."""
+    """For each hierarchy with the controller (version 2 has all): this process's group, then its parents."""
     own = _paths(root)
     chains = []
     for mounted, point, kind, options in _mounts(root):
@@ -116,33 +122,33 @@ def own_groups(controller: str, root: Path = ROOT) -> list[list[Path]]:
 
 
 def whole_cores(quota: float | None, cores: int) -> int:
-    """Cores that may be at work at once, of `cores` that the process may run on."""
+    """Of `cores`, how many may be used at once under the quota."""
     return cores if quota is None else max(1, min(cores, math.ceil(quota)))
 
 
 def _paths(root: Path) -> dict[str, str]:
-    """Controller → path of this process's group; "" stands for version 2."""
-    found: dict[str, str] = {}
+    """Path of this process's group by controller; "" for version 2."""
+    groups: dict[str, str] = {}
     for line in _lines(root / "proc/self/cgroup"):
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
-        found |= dict.fromkeys(controllers.split(","), path)
-    return found
+        groups |= dict.fromkeys(controllers.split(","), path)
+    return groups
 
 
 def _mounts(root: Path) -> list[tuple[str, str, str, list[str]]]:
     """(path inside the hierarchy, mount point, type, options) of every mounted hierarchy."""
-    found = []
+    mounts = []
     for line in _lines(root / "proc/self/mountinfo"):
         mount, _, system = line.partition(" - ")
         fields, (kind, *rest) = mount.split(" "), system.split(" ") or [""]
         if kind in {"cgroup", "cgroup2"} and len(fields) > 4:
-            found.append((_unescape(fields[3]), _unescape(fields[4]), kind, rest[-1].split(",")))
-    return found
+            mounts.append((_unescape(fields[3]), _unescape(fields[4]), kind, rest[-1].split(",")))
+    return mounts
 
 
 def _below(path: str, mounted: str) -> list[str]:
-    """The folders from the mounted one down to the group; none where the group lies outside of what is mounted."""
+    """The folders from the mounted one down to the group; none if the group is outside of the mount."""
     parts, top = Path(path).parts[1:], Path(mounted).parts[1:]
     if ".." in parts or parts[: len(top)] != top:
         return []
@@ -154,7 +160,7 @@ def _memory_limit(folder: Path) -> int | None:
 
 
 def _used(folder: Path) -> int:
-    """Bytes that the group holds, but for file pages that the kernel gives up first."""
+    """Bytes used by the group, except file pages that the kernel would reclaim first."""
     used = _number(folder / "memory.current") or _number(folder / "memory.usage_in_bytes") or 0
     stat = dict(line.split(" ", 1) for line in _lines(folder / "memory.stat") if " " in line)
     idle = stat.get("total_inactive_file", stat.get("inactive_file", "0"))
@@ -162,7 +168,7 @@ def _used(folder: Path) -> int:
 
 
 def _cpu_quota(folder: Path) -> float | None:
-    """Cores' worth of time that the group may have."""
+    """CPU time that the group may use, in cores."""
     both = [word for line in _lines(folder / "cpu.max") for word in line.split()]
     if len(both) == 2 and all(word.isdigit() for word in both):
         return int(both[0]) / int(both[1])
@@ -171,7 +177,7 @@ def _cpu_quota(folder: Path) -> float | None:
 
 
 def _number(file: Path) -> int | None:
-    """The number in the file; None where there is no file, or it says "max" or −1."""
+    """The number in the file; None if there is no file, or it contains "max" or −1."""
     lines = _lines(file)
     return int(lines[0]) if lines and lines[0].strip().isdigit() else None
 
@@ -184,5 +190,5 @@ def _lines(file: Path) -> list[str]:
 
 
 def _unescape(text: str) -> str:
-    r"""A field of mountinfo, where a blank is \040."""
+    r"""Decodes a field of mountinfo, where a blank is \040."""
     return re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), text)

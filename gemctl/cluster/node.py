@@ -1,8 +1,8 @@
-"""Whether a node of a cluster can take part in a run: what an agent's host needs, found before one is started.
+"""Checks whether a cluster node can take part in a run, before an agent is started on it.
 
     srun --ntasks-per-node=1 gemctl doctor --node RUN/attempts/1/nodes --memory 2000000000 --gpus 8
 
-Each node leaves its report in a folder of the run, so one that does not see the shared run directory is missing there.
+Each node writes its report to a folder of the run, so a node that does not see the shared run directory is missing.
 """
 
 import json
@@ -19,14 +19,14 @@ from gemctl.cluster.hardware import GIB
 from gemctl.cluster.host import Host, this_host
 
 LOOPBACK = "127.0.0.1"
-CLOCK = 30.0  # seconds that clocks may differ: requests and records of several hosts are put in order by time
-SECONDS = 2.0  # for a message to come back over the loopback
+CLOCK = 30.0  # seconds by which clocks may differ: requests and records of several hosts are ordered by time
+SECONDS = 2.0  # for a message to return over the loopback
 MESSAGE = b"gemctl"
 
 
 @dataclass(frozen=True)
 class NodeReport:
-    """What a node says of itself. `address`: where it lies in the network; `time`: its clock."""
+    """A node's report. `address`: its position in the network; `time`: its clock."""
 
     host: str
     address: str
@@ -35,20 +35,21 @@ class NodeReport:
 
     @property
     def wrong(self) -> str:
-        """Why it can take no part, in words; empty if it can."""
+        """Why the node can't take part, in words; empty if it can."""
         return "; ".join(f"{check.name}: {check.found}" for check in self.checks if check.status == "fail")
 
 
 def read_report(path: Path) -> NodeReport:
-    """The report that a node left in `path`."""
+    """The report that a node wrote to `path`."""
     value = json.loads(path.read_text(encoding="utf-8"))
     return NodeReport(**{**value, "checks": [Check(**check) for check in value["checks"]]})
 
 
 def check_node(folder: Path, memory: int, gpus: int) -> NodeReport:
-    """Every check of this node, written to `folder` too.
+    """Runs all checks of this node and also writes the report to `folder`.
 
-    `folder`: of the run, on storage that all hosts share; `memory`: bytes, and `gpus` that its ranks here will need.
+    `folder`: in the run directory, on storage that all hosts share. `memory`, `gpus`: bytes and GPUs that the ranks of
+    this host need.
     """
     host = this_host(gpus=gpus > 0)
     report = NodeReport(
@@ -66,7 +67,7 @@ def check_node(folder: Path, memory: int, gpus: int) -> NodeReport:
     )
     draft = folder / f".{report.host}"
     draft.write_text(json.dumps(asdict(report)), encoding="utf-8")
-    draft.rename(folder / f"{report.host}.json")  # readers never see half of it
+    draft.rename(folder / f"{report.host}.json")  # so that readers never see half of it
     return report
 
 
@@ -86,7 +87,7 @@ def _disk(folder: str) -> Check:
 
 
 def _folder(folder: Path) -> list[Check]:
-    """Writes there. The time that the storage gives the file must be this host's."""
+    """Writes a file. The storage's timestamp must agree with this host's clock."""
     try:
         with tempfile.NamedTemporaryFile(dir=folder) as file:
             file.write(MESSAGE)
@@ -94,12 +95,12 @@ def _folder(folder: Path) -> list[Check]:
             apart = abs(Path(file.name).stat().st_mtime - time.time())
     except OSError as error:
         return [Check("run directory", "fail", str(error.strerror))]
-    clock = Check("clock", "ok" if apart <= CLOCK else "fail", f"{apart:.0f} s away from the storage's")
+    clock = Check("clock", "ok" if apart <= CLOCK else "fail", f"{apart:.0f} s away from the storage's clock")
     return [Check("run directory", "ok", "can be written"), clock]
 
 
 def _loopback() -> Check:
-    """A message to itself, as torch's rendezvous and gloo will send it."""
+    """Sends a message to this host, as torch's rendezvous and gloo will."""
     try:
         with (
             socket.create_server((LOOPBACK, 0)) as server,

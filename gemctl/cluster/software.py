@@ -1,10 +1,10 @@
-"""Whether the installed builds of torch, FBGEMM and TorchRec belong together; from metadata, nothing is imported.
+"""Checks that the installed builds of torch, FBGEMM and TorchRec are compatible, from metadata, without importing them.
 
     gemctl doctor
 
-FBGEMM's and TorchRec's 1.N belong to torch 2.(N+5). FBGEMM has a CUDA build (distribution fbgemm-gpu) and a CPU build
-(fbgemm-gpu-cpu, beside an empty stand-in fbgemm-gpu with a +cpu version); both fill the package fbgemm_gpu, so that a
-mixture imports and then fails, or is silently the wrong one.
+FBGEMM and TorchRec 1.N require torch 2.(N+5). FBGEMM has a CUDA build (distribution fbgemm-gpu) and a CPU build
+(fbgemm-gpu-cpu, with an empty stand-in fbgemm-gpu whose version ends in +cpu). Both install the package fbgemm_gpu, so
+a mixture can be imported and then fails, or silently uses the wrong one.
 """
 
 import importlib.util
@@ -22,7 +22,7 @@ Version = Callable[[str], str | None]
 
 @dataclass(frozen=True)
 class Builds:
-    """Versions and builds ("cpu", "cuda"; None: not installed) as the installed metadata tells them."""
+    """Versions and builds ("cpu", "cuda"; None: not installed) from the installed metadata."""
 
     torch: str | None
     torch_build: str | None
@@ -40,7 +40,7 @@ def installed_version(name: str) -> str | None:
 
 
 def builds(version: Version = installed_version) -> Builds:
-    """What is installed."""
+    """The installed builds."""
     torch = version("torch")
     cpu, stand_in = version("fbgemm-gpu-cpu"), version("fbgemm-gpu")
     cuda = stand_in if stand_in and not _is_cpu(stand_in) else None
@@ -50,15 +50,14 @@ def builds(version: Version = installed_version) -> Builds:
 
 
 def problems(found: Builds) -> list[str]:
-    """Everything that keeps these builds from working together, each with its remedy."""
+    """Every reason why these builds can't work together, with its remedy."""
     return list(_problems(found))
 
 
 def require() -> None:
-    """Raises GemctlError (exit 1) if the installed builds cannot work together; `train` calls it before it launches."""
-    wrong = problems(builds())
-    if wrong:
-        raise GemctlError("\n".join(wrong))
+    """Raises GemctlError (exit 1) if the installed builds can't work together; `train` calls it before it launches."""
+    if found := problems(builds()):
+        raise GemctlError("\n".join(found))
 
 
 def _problems(found: Builds) -> Iterator[str]:
@@ -88,11 +87,11 @@ def _versions(found: Builds, remedy: str) -> Iterator[str]:
     partner = _partner(found.torch)
     for name, version in (("FBGEMM", found.fbgemm), ("torchrec", found.torchrec)):
         if version and version.split(".")[:2] != (partner or "").split("."):
-            yield f"{name} {version} does not belong to torch {found.torch}, which needs {partner}.*: {remedy}"
+            yield f"{name} {version} is not compatible with torch {found.torch}, which needs {partner}.*: {remedy}"
 
 
 def _partner(torch: str) -> str | None:
-    """FBGEMM's and TorchRec's "1.N" for a torch "2.M", N = M − 5; None for other major versions."""
+    """The version "1.N" of FBGEMM and TorchRec for torch "2.M", N = M − 5; None for other major versions."""
     match = re.match(r"2\.(\d+)\.", torch)
     return f"1.{int(match.group(1)) - 5}" if match else None
 
@@ -106,7 +105,7 @@ def _is_cpu(version: str) -> bool:
 
 
 def _torch_build(version: str) -> str:
-    """By the local version (+cpu, +cu130), else by what torch/version.py says, which every wheel has."""
+    """From the local version (+cpu, +cu130), or else from torch/version.py, which every wheel contains."""
     local = version.partition("+")[2]
     if local.startswith("cpu"):
         return CPU
@@ -123,20 +122,20 @@ def _version_file_names_cuda() -> bool:
 
 
 def pins(path: Path) -> dict[str, str]:
-    """name → version of the exact pins of a constraints file."""
+    """The exact pins of a constraints file: version by name."""
     lines = (line.partition("#")[0].strip() for line in path.read_text(encoding="utf-8").splitlines())
     return {name: version for name, _, version in (line.partition("==") for line in lines) if version}
 
 
 def constraints_file(build: str | None) -> Path | None:
-    """The constraint set of a torch build, in the checkout that gemctl runs from; None where it is installed alone."""
+    """The constraints for a torch build in the checkout that gemctl runs from; None if there is no checkout."""
     root = Path(__file__).resolve().parent.parent.parent
     path = root / "constraints" / ("cuda.txt" if build == CUDA else "cpu.txt")
     return path if path.is_file() else None
 
 
 def off_pin(path: Path, version: Version = installed_version) -> list[str]:
-    """ "name 1.2 (pinned 1.1)" for every installed distribution whose version is another; triton may be missing."""
+    """ "name 1.2 (pinned 1.1)" for every installed distribution with another version; triton may be missing."""
     found = ((name, pin, version(name)) for name, pin in pins(path).items())
     return [
         f"{name} {have or 'missing'} (pinned {pin})"

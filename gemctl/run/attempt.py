@@ -35,7 +35,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from gemctl.durable import exists, read, steadily, sync_folder
+from gemctl.durable import exists, read, retried, sync_folder
 from gemctl.errors import GemctlError, InputError
 from gemctl.run.files import Record, create_json, is_whole, read_json, read_whole
 
@@ -191,7 +191,7 @@ class Attempt:
 
     def owns_run(self) -> bool:
         """False once a higher attempt exists: what this one writes from then on is void."""
-        names = steadily(lambda: os.listdir(self.path.parent))  # noqa: PTH208 (speed)
+        names = retried(lambda: os.listdir(self.path.parent))  # noqa: PTH208 (speed)
         return not any(name.isascii() and name.isdecimal() and int(name) > self.number for name in names)
 
     def beat(self, node: int = 0) -> bytes:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gemctl.durable import create, named, open_file, open_log, read, steadily, sync_folder
+from gemctl.durable import create, named, open_file, open_log, read, retried, sync_folder
 from gemctl.errors import FULL, InputError, Unreadable
 from gemctl.run import shapes
 
@@ -93,7 +93,7 @@ def or_unreadable(path: Path, read: Callable[[], Value]) -> Value:
 def entries(folder: Path) -> list[Path]:
     """The folder's entries; none if it does not exist. Unreadable if it cannot be listed, or is a dangling link."""
     try:
-        return or_unreadable(folder, lambda: steadily(lambda: list(folder.iterdir())))
+        return or_unreadable(folder, lambda: retried(lambda: list(folder.iterdir())))
     except FileNotFoundError:
         return []
 
@@ -271,7 +271,7 @@ class LogTail:
         size = CHUNK
         while True:
             try:
-                data = steadily(functools.partial(self._next, size, end))
+                data = retried(functools.partial(self._next, size, end))
             except FileNotFoundError:
                 return
             whole = data[: data.rfind(b"\n") + 1]
@@ -318,7 +318,7 @@ def read_log(path: Path) -> list[Record]:
 def last_line(path: Path) -> Record | None:
     """The last complete line of a JSON-lines file of any size; None if there is none."""
     try:
-        lines = steadily(lambda: _last_lines(path))
+        lines = retried(lambda: _last_lines(path))
     except FileNotFoundError:
         return None
     found = (_logged(line, f"{path}: last line", path) for line in reversed(lines))

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from gemctl.durable import create, open_file, steadily, sync_folder
+from gemctl.durable import create, open_file, retried, sync_folder
 from gemctl.durable import read as read_file
 from gemctl.errors import InputError, Unreadable
 from gemctl.run.attempt import Attempt
@@ -229,13 +229,13 @@ def describe_file(path: Path) -> StoredFile:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
             return StoredFile(os.fstat(file.fileno()).st_size, digest)
 
-    return steadily(described)
+    return retried(described)
 
 
 def check_size(path: Path, stored: StoredFile) -> str | None:
     """What is wrong with the file without reading it, or None. Unreadable if that cannot be known now."""
     try:
-        found = or_unreadable(path, lambda: steadily(path.lstat))
+        found = or_unreadable(path, lambda: retried(path.lstat))
     except FileNotFoundError:
         return f"{path}: is missing" + (" (was it copied without dot files?)" if path.name.startswith(".") else "")
     except OSError as error:

@@ -49,7 +49,7 @@ def test_cpu_torch_with_cuda_fbgemm_and_mixtures_are_refused() -> None:
 
 
 def test_versions_that_do_not_belong_together_are_refused() -> None:
-    assert ["1.9.0 does not belong to torch 2.13.0+cpu" in problem for problem in found(torchrec="1.9.0")] == [True]
+    assert ["1.9.0 is not compatible with torch 2.13.0+cpu" in problem for problem in found(torchrec="1.9.0")] == [True]
     assert len(found(torch="2.14.0+cpu")) == 2
     assert "torch is not installed" in found(torch=None)[0]
 
