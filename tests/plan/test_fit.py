@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gemctl.cluster import catalogue
+from gemctl.cluster import hardware
 from gemctl.cluster.host import Host, HostGpu
 from gemctl.config.schema import MOST_NODES, ClusterConfig, Config, DataConfig, LauncherConfig, SlurmConfig
 from gemctl.mesh.topology import Topology
@@ -60,7 +60,7 @@ def test_hosts_on_one_machine_add_up() -> None:
 
 HERE = Host(2, 32 * GIB, 20 * GIB, GIB, [HostGpu("a", 24 * GIB, "1"), HostGpu("b", 16 * GIB, "1")])
 SLURM = LauncherConfig(kind="slurm", nodes=2, slurm=SlurmConfig(memory_gb=8))
-H100 = catalogue.CATALOGUE["H100"].memory
+H100 = hardware.CATALOGUE["H100"].memory
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,7 @@ import torch
 import torch.distributed as dist
 
 from gemctl.config.schema import LauncherConfig, TopologyConfig
-from gemctl.mesh.topology import CLOCKS
-from gemctl.mesh.topology import resolve
+from gemctl.mesh.topology import CLOCKS, resolve
 from gemctl.parallel.assemble import assemble
 from gemctl.report.report import build
 from gemctl.run.files import read_log
