@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -196,7 +197,6 @@ def test_ml_100k(tmp_path: Path) -> None:
 
 
 def read_all_of(folder: Path, numbers: list[int]) -> dict[int, dict[str, Any]]:
-    import pyarrow as pa  # noqa: PLC0415
 
     table = pa.concat_tables([pq.read_table(folder / f"{part}.parquet") for part in ("train", "valid", "test")])
     return dict(zip(numbers, table.take(numbers).to_pylist(), strict=True))

@@ -4,6 +4,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -137,7 +138,6 @@ def test_a_row_group_is_decoded_once_an_epoch(
 
 def test_a_data_set_without_rows_is_refused(data: DataConfig, tmp_path: Path) -> None:
     data.train = str(write(tmp_path / "none.parquet", {name: v[:2] for name, v in columns().items()}, group=2))
-    import pyarrow.parquet as pq  # noqa: PLC0415
 
     pq.write_table(pq.read_table(data.train).slice(0, 0), data.train)
     with pytest.raises(InputError, match="no rows"):

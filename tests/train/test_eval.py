@@ -12,21 +12,29 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+import torch.distributed as dist
 from rich.console import Console
 from sklearn.metrics import roc_auc_score
 
 from gemctl import torch_call
+from gemctl.checkpoint.save import Saver
 from gemctl.cli import parser_of
 from gemctl.commands import eval as command
-from gemctl.config.compose import to_yaml
+from gemctl.config.compose import from_yaml, to_yaml
 from gemctl.config.schema import Config, DataConfig, TopologyConfig, TrainConfig
+from gemctl.data.loader import eval_batches
 from gemctl.errors import GemctlError, InputError
+from gemctl.mesh.topology import resolve
+from gemctl.parallel.assemble import assemble
 from gemctl.render.show import plain, rendered
 from gemctl.report.scores import Evaluation
 from gemctl.run.attempt import Base, claim
 from gemctl.run.directory import RunDir
+from gemctl.run.manifest import RunFacts
+from gemctl.specs import feature_spec
 from gemctl.specs.model import ModelConfig
 from gemctl.train.evaluate import ScoreFile
+from gemctl.train.optim import DenseOptimizer
 from tests.support.world import run_world
 
 TRAIN, SCORED = 300, 101
@@ -72,16 +80,6 @@ def write_rows(path: Path, rows: int, seed: int) -> None:
 
 def save_checkpoint(folder: str) -> list[list[float]]:
     """Runs on each of 2 ranks: initialises the model, saves it, and returns its own logits of the rank's eval rows."""
-    import torch.distributed as dist  # noqa: PLC0415
-
-    from gemctl.checkpoint.save import Saver  # noqa: PLC0415
-    from gemctl.config.compose import from_yaml  # noqa: PLC0415
-    from gemctl.data.loader import eval_batches  # noqa: PLC0415
-    from gemctl.mesh.topology import resolve  # noqa: PLC0415
-    from gemctl.parallel.assemble import assemble  # noqa: PLC0415
-    from gemctl.run.manifest import RunFacts  # noqa: PLC0415
-    from gemctl.specs import feature_spec  # noqa: PLC0415
-    from gemctl.train.optim import DenseOptimizer  # noqa: PLC0415
 
     run = RunDir(Path(folder))
     config = from_yaml(run.attempt(1).config.read_text(), "config")

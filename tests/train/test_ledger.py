@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 
 from gemctl.data.batch import Batch
 from gemctl.run.files import read_log
@@ -147,7 +149,6 @@ def batch(rows: int) -> Batch:
 
 def log_two_intervals(folder: str) -> None:
     """Runs on each of 4 ranks; rank r has r rows a step, and rank 3 waits for data."""
-    import torch.distributed as dist  # noqa: PLC0415
 
     rank = dist.get_rank()
     ledger = Ledger()
@@ -188,7 +189,6 @@ def test_the_log_joins_four_ranks(tmp_path: Path) -> None:
 
 
 def test_tensorboard_holds_the_figures(tmp_path: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]  # noqa: PLC0415
 
     log = TrainLog(tmp_path, SPEC, steady(), rank=0, world=1)
     log.add(batch(4), torch.zeros(4, 1), loss=0.5, flops=1.0)

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from sklearn.metrics import log_loss, roc_auc_score
 from torch import Tensor
 
@@ -98,7 +99,6 @@ def test_batches_in_any_split_add_up_to_the_same() -> None:
 
 def rank_part(count: int) -> dict[str, Any]:
     """Runs on each of 4 ranks: uneven parts, none for rank 2."""
-    import torch.distributed as dist  # noqa: PLC0415
 
     cut = [0, 17, 1900, 1900, count]
     start, stop = cut[dist.get_rank()], cut[dist.get_rank() + 1]
