@@ -232,6 +232,13 @@ def test_a_wrong_value_is_named_by_file_and_row(tmp_path: Path, change: Any, exp
     assert f"{path}: {expected}" in error.value.problems[0]
 
 
+def test_the_edges_of_weights_and_probabilities_are_allowed(tmp_path: Path) -> None:
+    rows = columns()
+    rows["weight"][1], rows["p"][1], rows["p"][2] = 0.0, 0.0, 1.0
+    block = ParquetSource(str(write(tmp_path / "a.parquet", rows)), spec()).read(np.array([1, 2]))
+    assert block.fixed["weight"][0] == 0 and block.fixed["true_probability"].tolist() == [0, 1]
+
+
 def test_a_row_with_events_needs_a_time(tmp_path: Path) -> None:
     rows = columns()
     set_events(2)(rows)

@@ -5,6 +5,7 @@ import resource
 import signal
 import time
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -56,6 +57,13 @@ def test_a_slowed_rank_sleeps_for_its_own_work_alone(monkeypatch: pytest.MonkeyP
     start = time.perf_counter()
     failpoint("step", 1)
     assert 0.15 <= time.perf_counter() - start < 0.5
+    monkeypatch.setenv("GEMCTL_INJECT", "slow:rank=1,factor=1")
+    begun = time.thread_time()
+    while time.thread_time() - begun < 0.05:
+        pass
+    with patch.object(time, "sleep") as sleep:
+        failpoint("step", 2)
+    sleep.assert_called_once_with(0)
 
 
 def test_all_problems_are_told() -> None:
