@@ -36,7 +36,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def preload() -> None:
-    """Imports what commands need; nothing here may start a thread, as forks follow."""
+    """Imports what commands need; nothing here may start a thread, since this process forks."""
     for name in MODULES:
         importlib.import_module(name)
     modules: dict[str, Any] = sys.modules
@@ -45,7 +45,7 @@ def preload() -> None:
 
 
 class ForkedAgents(AgentProcesses):
-    """What a run's LocalAgents does, with a fork in place of a new Python process."""
+    """Like a run's LocalAgents, with a fork instead of a new Python process."""
 
     def __init__(self, run: RunDir, *rest: Any) -> None:
         super().__init__(run)
@@ -56,7 +56,7 @@ class ForkedAgents(AgentProcesses):
         if pid == 0:
             _leave(lambda: _agent(self.run, attempt, writer))
         os.close(writer)
-        os.read(reader, 1)  # it has a process group by now, which `kill` ends
+        os.read(reader, 1)  # by now it has a process group for `kill`
         os.close(reader)
         self.pids[0] = pid
 
@@ -97,7 +97,7 @@ def _own_session() -> None:
 
 
 def _leave(run: Any) -> None:
-    """Ends this process with what `run()` returns, as a Python process ends."""
+    """Ends this process with the result of `run()`, like a Python process."""
     code = 1
     try:
         code = run()

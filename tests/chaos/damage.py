@@ -1,6 +1,6 @@
-"""What happens to the files of a checkpoint on a bad disk, or in bad hands.
+"""Damage to a checkpoint's files, as by a bad disk or an attacker.
 
-done = damage(run, Damage("flip", "data", 0.3))      # the folders that are damaged from now on
+done = damage(run, Damage("flip", "data", 0.3))      # the folders that are now damaged
 """
 
 import os
@@ -14,12 +14,12 @@ from gemctl.run.directory import RunDir
 from gemctl.run.manifest import FILE_NAME, checkpoints, describe_file, publish, read
 from tests.chaos.scenario import Damage
 
-PLANTED = "planted"  # a folder of the case that only a pickle which runs would make
+PLANTED = "planted"  # a folder of the case that is only created if the planted pickle runs
 
 
 def damage(run: RunDir, what: Damage) -> list[Path] | None:
-    """Does it to one valid checkpoint; every folder that it has damaged, None if there was no such checkpoint. Whole
-    checkpoints under each other's names are none: their manifests say which they are."""
+    """Damages one valid checkpoint; returns every damaged folder, or None if there is no such checkpoint. Whole
+    checkpoints that have swapped names are not damaged: their manifests identify them."""
     valid = [checkpoint.path for checkpoint in checkpoints(run) if checkpoint.flaw is None]
     if len(valid) <= what.newest:
         return None
@@ -43,13 +43,13 @@ def _file(folder: Path, what: Damage) -> Path:
 
 
 def _cut(path: Path, draw: float) -> None:
-    """Anything from one byte to all but one."""
+    """Removes anything from one byte to all but one."""
     size = path.stat().st_size
     os.truncate(path, size - 1 - int(draw * (size - 2)))
 
 
 def _flip(path: Path, draw: float) -> None:
-    """One bit; in a manifest not the number of its format, of which an older one is as good."""
+    """Flips one bit; in a manifest not in its format number, as an older one is valid too."""
     data = bytearray(path.read_bytes())
     first = data.index(b"sha256") if path.name == FILE_NAME else 0
     bit = int(draw * 8 * (len(data) - first))
@@ -66,13 +66,13 @@ def _empty(path: Path, draw: float) -> None:
 
 
 def _swap_ranks(path: Path, draw: float) -> None:
-    """Two ranks' files have changed places."""
+    """Swaps the files of two ranks."""
     first, second = sorted(path.parent.glob("*.distcp"))[:2]
     _swap(first, second)
 
 
 class _Planted:
-    """Unpickling this makes a folder."""
+    """Unpickling this creates a folder."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark
@@ -82,7 +82,7 @@ class _Planted:
 
 
 def _plant(path: Path, draw: float) -> None:
-    """A pickle that runs something, in a checkpoint whose manifest says that all is well."""
+    """Plants a pickle that runs code, in a checkpoint whose manifest matches it."""
     folder = path.parent
     case = folder.parents[4]
     (folder / ".metadata").write_bytes(pickle.dumps(_Planted(case / PLANTED)))
@@ -92,12 +92,12 @@ def _plant(path: Path, draw: float) -> None:
 
 
 def _swap_files(path: Path, other: Path) -> None:
-    """The same file of two checkpoints."""
+    """Swaps the same file of two checkpoints."""
     _swap(path, other / path.name)
 
 
 def _swap_folders(path: Path, other: Path) -> None:
-    """Two whole checkpoints under each other's names."""
+    """Swaps the names of two whole checkpoints."""
     _swap(path.parent, other)
 
 

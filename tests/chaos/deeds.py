@@ -1,4 +1,4 @@
-"""What is done to the processes of a run from outside; `resume` are the words of a command that resumes it."""
+"""Deeds: what is done to a run's processes from outside. `resume`: the words of a command that resumes the run."""
 
 import signal
 import time
@@ -11,7 +11,7 @@ from tests.chaos.scenario import Damage, Deed
 
 
 def _targets(case: Case, deed: Deed) -> list[int]:
-    """The processes that the last word of the deed's name means."""
+    """The processes named by the last word of the deed's name."""
     match deed.what.rpartition("_")[2]:
         case "rank":
             return [pid for rank, pid in case.ranks().items() if rank == deed.rank]
@@ -29,7 +29,7 @@ def _kill(case: Case, deed: Deed, resume: list[str]) -> None:
 
 
 def _spoil_and_kill(case: Case, deed: Deed, resume: list[str]) -> None:
-    """The newest checkpoint is damaged and a rank killed: the next attempt has to find that out by itself."""
+    """Damages the newest checkpoint and kills a rank: the next attempt has to detect the damage by itself."""
     if case.run is not None:
         touched = damage(case.run, Damage(deed.what.partition("_")[0], "data", 0.5))
         case.damaged |= {path.name for path in touched or []}
@@ -37,14 +37,14 @@ def _spoil_and_kill(case: Case, deed: Deed, resume: list[str]) -> None:
 
 
 def _stop(case: Case, deed: Deed, resume: list[str]) -> None:
-    """SIGSTOP, and SIGCONT to the same processes later."""
+    """SIGSTOP, and later SIGCONT to the same processes."""
     held, until = _targets(case, deed), time.time() + deed.seconds
     case.send(signal.SIGSTOP, held)
     case.when(lambda: time.time() >= until, lambda: case.send(signal.SIGCONT, held))
 
 
 def _take_over(case: Case, deed: Deed, resume: list[str]) -> None:
-    """All stand still, another command resumes, and they wake: after its end, or once it trains."""
+    """Stops everything, lets another command resume, and wakes what was stopped: after its end, or once it trains."""
     held, run, attempt = case.everything(), case.run, case.attempt()
     if run is None or attempt is None:
         return

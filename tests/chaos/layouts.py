@@ -42,7 +42,7 @@ CONFIG = {
 
 @dataclass(frozen=True)
 class Layout:
-    """Ranks and how the model lies on them. `optimizer`: of the tables."""
+    """A number of ranks and how the model is distributed over them. `optimizer`: of the tables."""
 
     name: str
     family: str
@@ -54,7 +54,7 @@ class Layout:
     optimizer: str = "rowwise_adagrad"
 
     def words(self) -> list[str]:
-        """The overrides of a command line that ask for it."""
+        """The command-line overrides for this layout."""
         return [
             f"launcher.ranks_per_node={self.world}",
             f"topology.dp_replicate={self.dp_replicate}",
@@ -65,8 +65,8 @@ class Layout:
         ]
 
 
-# AdaGrad's state over replicas of tables depends on which rows a replica sees, so those have no other layout; sgd's
-# tables are exact to the global batch for any of them.
+# With table replicas AdaGrad's state depends on which rows a replica sees, so such layouts are not interchangeable;
+# with sgd, tables are exact for the global batch in any layout.
 LAYOUTS = {
     layout.name: layout
     for layout in (
@@ -81,7 +81,7 @@ LAYOUTS = {
 
 
 def prepare(root: Path) -> None:
-    """Writes the configuration file that every run starts from."""
+    """Writes the configuration file that every run starts with."""
     files = {key: str(root / "data" / name) for key, name in FILES.items()}
     config = {**CONFIG, "data": {**CONFIG["data"], **files}, "run": {"root": str(root / "runs")}}  # type: ignore[dict-item]
     (root / "chaos.yaml").write_text(yaml.safe_dump(config))

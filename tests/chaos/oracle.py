@@ -1,8 +1,8 @@
-"""What must hold after a case, whatever was done to it; each objection is a line, none means that all is well.
+"""What must hold after a case, whatever was done to it; returns one line per objection, none if all is well.
 
     objections = judge(case, scenario, references)
 
-`references`: layout → folder of the last checkpoint of a run that nothing disturbed.
+`references`: by layout, the folder of the last checkpoint of an undisturbed run.
 """
 
 import re
@@ -20,13 +20,13 @@ from tests.chaos.layouts import STEPS
 from tests.chaos.processes import Case, Ran
 from tests.chaos.scenario import Scenario
 
-FROM_SCRATCH = "--from-scratch"  # what a resume offers where no checkpoint can be used
-ENDS = {0, 1, 2, 130, 143}  # exit codes that are a command's own
-TOLERANCE = 1e-4  # relative distance of a tensor where only the order of summation differs
+FROM_SCRATCH = "--from-scratch"  # offered by a resume if no checkpoint can be used
+ENDS = {0, 1, 2, 130, 143}  # legitimate exit codes of a command
+TOLERANCE = 1e-4  # relative difference of a tensor if only the order of summation differs
 
 
 def judge(case: Case, scenario: Scenario, references: dict[str, Path]) -> list[str]:
-    """All objections to what was seen of the case and to what its run has come to."""
+    """All objections to what the case has recorded and to the final state of its run."""
     said = [*case.hung, *case.orphans, *(case.gaps if not case.damaged else [])]
     said += [objection for ran in case.commands for objection in _of_command(ran, bool(case.missed))]
     if (case.folder / PLANTED).exists():
@@ -42,7 +42,7 @@ def judge(case: Case, scenario: Scenario, references: dict[str, Path]) -> list[s
 
 
 def _of_command(ran: Ran, missed: bool) -> list[str]:
-    """A command ends well or says why not; only we kill it."""
+    """A command succeeds or reports why not; only the suite kills it."""
     name, told = f"gemctl {ran.words[0]}", ran.err.strip().splitlines()
     if "Traceback (most recent call last)" in ran.err:
         return [f"{name} ended with a traceback: {told[-1]}"]
@@ -52,14 +52,14 @@ def _of_command(ran: Ran, missed: bool) -> list[str]:
         return [f"{name} ended with exit code {ran.code}: {told[-1:]}"]
     if ran.code in {1, 2} and not any(line.startswith("error: ") for line in told):
         return [f"{name} ended with exit code {ran.code} and does not say why: {told[-1:]}"]
-    refused = ran.code == 2 and FROM_SCRATCH in ran.err  # rightly only if nothing whole was there, which _lost tells
+    refused = ran.code == 2 and FROM_SCRATCH in ran.err  # right if no checkpoint was intact, which _lost checks
     if ran.wanted == "well" and ran.code != 0 and not missed and not refused:
         return [f"{name} should have ended well, and ended with exit code {ran.code}: {told[-2:]}"]
     return [f"{name} should have been refused"] if ran.wanted == "refused" and ran.code == 0 and not missed else []
 
 
 def _taken(run: RunDir, scenario: Scenario) -> list[str]:
-    """A run is taken over only from an attempt that stands still."""
+    """A run may only be taken over from an attempt that has stopped."""
     if any("take_over" in deed.what for command in scenario.commands for deed in command.deeds):
         return []
     ends = {attempt.number: attempt.end() or {} for attempt in run.attempts()}
@@ -68,18 +68,18 @@ def _taken(run: RunDir, scenario: Scenario) -> list[str]:
 
 
 def _lost(case: Case, run: RunDir, keep: int) -> list[str]:
-    """Checkpoints that were published, are not damaged by us, and can't be loaded or were passed over."""
+    """Published checkpoints that the suite has not damaged but that can't be loaded or were passed over."""
     bases = {one.number: (one.base(), one.claim().time) for one in run.attempts() if one.base_file.exists()}
     held = {name: FOLDER.fullmatch(case.holds.get(name, name)) for name in case.published}
     steps = {name: tuple(map(int, match.groups())) for name, match in held.items() if match}
 
     def void(name: str, before: float) -> bool:
-        """True once an attempt before `before` has gone on without it."""
+        """Whether an attempt claimed before `before` started from an earlier checkpoint."""
         step, attempt = steps[name]
         return any(number > attempt and base.step < step and at < before for number, (base, at) in bases.items())
 
     def outlived(name: str, before: float) -> bool:
-        """True once `keep` newer ones were there, so that retention may have deleted it."""
+        """Whether `keep` newer ones existed by then, so that retention may have deleted it."""
         return sum(steps[one] > steps[name] and seen < before for one, seen in case.published.items()) >= keep
 
     said = []
@@ -107,7 +107,7 @@ def _lost(case: Case, run: RunDir, keep: int) -> list[str]:
 
 
 def _of_state(case: Case, run: RunDir, scenario: Scenario, references: dict[str, Path]) -> list[str]:
-    """The run has done all its steps, and its state is that of one which nothing disturbed."""
+    """The run must have done all its steps, with the state of an undisturbed run."""
     valid = [one for one in checkpoints(run) if one.flaw is None and not verify(one.path)]
     if not valid or valid[0].step != STEPS:
         last = case.commands[-1]
@@ -123,7 +123,7 @@ def _of_state(case: Case, run: RunDir, scenario: Scenario, references: dict[str,
 
 
 def differences(folder: Path, expected: Path, tolerance: float) -> list[str]:
-    """Where the two checkpoints' states differ: by more than the tolerance or, where that is 0, in any bit."""
+    """Where the two checkpoints' states differ: by more than the tolerance or, if that is 0, in any bit."""
     mine, reference = read(folder), read(expected)
     if mine.position != reference.position:
         return [f"the position is {mine.position}, it should be {reference.position}"]

@@ -1,6 +1,6 @@
-"""Plays one scenario in this process: its commands, deeds and damage, then a last resume, unless all is done already.
+"""Plays one scenario in this process: its commands, deeds and damage, then a final resume unless the run has finished.
 
-Where that is refused, as no checkpoint can be used, the run is told to start from scratch.
+If the resume is refused because no checkpoint can be used, the run is resumed from scratch.
 
 case = play(draw(17), folder, config)
 """
@@ -20,7 +20,7 @@ from tests.chaos.scenario import Command, Deed, Scenario, When
 
 
 def play(scenario: Scenario, folder: Path, config: Path) -> Case:
-    """Everything that was seen. `config`: the file that layouts.prepare wrote."""
+    """Plays the scenario and returns its record. `config`: the file that layouts.prepare wrote."""
     case = Case(folder)
     for command in scenario.commands:
         _run(case, scenario, command, config)
@@ -69,7 +69,7 @@ def _words(run: RunDir | None, scenario: Scenario, command: Command) -> list[str
 
 
 def _await(case: Case, deed: Deed, first: int, again: list[str]) -> None:
-    """Has the deed done in its moment. `again`: the command that resumes the run."""
+    """Schedules the deed for its moment. `again`: the command that resumes the run."""
     tails: dict[int, LogTail] = {}
     moments: list[float] = []
 

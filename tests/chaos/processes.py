@@ -1,11 +1,10 @@
-"""A case's commands and whatever they start: started, followed, signalled and reaped; nothing outlives them unseen.
+"""A case's commands and all their descendants: started, followed, signalled and reaped, so that none goes unnoticed.
 
-    case = Case(folder)
-    case.start(["train", …], "well")
-    case.follow()                      # until every command has ended; case.orphans names what they have left behind
+    case = Case(folder) case.start(["train", …], "well") case.follow()                      # until every command has
+    ended; case.orphans names the processes they have left behind
 
-The process that makes a Case becomes the reaper of everything below it (PR_SET_CHILD_SUBREAPER), so a process whose
-parent has died is still its child.
+The process that creates a Case becomes the reaper of all its descendants (PR_SET_CHILD_SUBREAPER), so a process whose
+parent has died becomes its child.
 """
 
 import contextlib
@@ -25,13 +24,13 @@ from tests.chaos import commands
 
 PR_SET_CHILD_SUBREAPER = 36
 POLL = 0.01
-COMMAND_SECONDS = 120.0  # for a command with all its attempts; a watchdog of 30 s is the longest wait that is right
-ORPHAN_SECONDS = 6.0  # until what a command has left behind must be gone
+COMMAND_SECONDS = 120.0  # for a command with all its attempts; the longest legitimate wait is a watchdog of 30 s
+ORPHAN_SECONDS = 6.0  # after which a command's leftover processes must be gone
 
 
 @dataclass
 class Ran:
-    """A command. `wanted`: well (exit 0), refused (another exit code, and why), or any end that is told."""
+    """A command. `wanted`: well (exit 0), refused (another exit code with a reason), or any explained end."""
 
     words: list[str]
     wanted: str
@@ -43,7 +42,7 @@ class Ran:
 
 
 class Case:
-    """One run in `folder`, and all that was seen of it. Times are this host's clock, as the attempts' are."""
+    """One run in `folder` and everything observed about it. Times are by this host's clock, like the attempts'."""
 
     def __init__(self, folder: Path) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -52,9 +51,9 @@ class Case:
         self.commands: list[Ran] = []
         self.published: dict[str, float] = {}  # checkpoint → when its manifest was first seen
         self.damaged: set[str] = set()
-        self.touched = False  # something was done to its checkpoints
-        self.holds: dict[str, str] = {}  # folder → the checkpoint in it, by name, as some have changed places
-        self.missed: list[str] = []  # deeds whose moment did not come
+        self.touched = False  # its checkpoints have been damaged
+        self.holds: dict[str, str] = {}  # folder → name of the checkpoint in it, as some are swapped
+        self.missed: list[str] = []  # deeds whose moment never came
         self.hung: list[str] = []
         self.orphans: list[str] = []
         self.gaps: list[str] = []  # a moment without any published checkpoint after the first one
@@ -64,7 +63,7 @@ class Case:
 
     @property
     def run(self) -> RunDir | None:
-        """The run, once it has been made."""
+        """The run, once it exists."""
         if self._run is None:
             for path in self.folder.glob("runs/*/*/run.json"):
                 self._run = RunDir(path.parent)
@@ -72,11 +71,11 @@ class Case:
 
     @property
     def main(self) -> Ran:
-        """The command that is disturbed: the first of those that run at once."""
+        """The command that is disturbed: the first of the concurrent ones."""
         return self._main
 
     def start(self, words: list[str], wanted: str, inject: str = "") -> Ran:
-        """Starts a command, beside those that run already."""
+        """Starts a command in addition to running ones."""
         output = self.folder / f"command-{len(self.commands)}"
         environment = {"GEMCTL_INJECT": inject, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
         ran = Ran(words, wanted, commands.start(words, output, environment, self.folder), time.time())
@@ -87,11 +86,11 @@ class Case:
         return ran
 
     def when(self, ready: Callable[[], bool], do: Callable[[], None], text: str = "") -> None:
-        """Has `do` called once `ready` says so; `text`: what is missed if it never does."""
+        """Calls `do` once `ready` returns true; `text`: recorded as missed if it never does."""
         self._waiting.append((ready, do, text))
 
     def follow(self) -> None:
-        """Returns when all commands have ended, and nothing of theirs is left."""
+        """Returns when all commands have ended and none of their processes is left."""
         while self._alive:
             self._reap()
             self._watch_checkpoints()
@@ -108,12 +107,12 @@ class Case:
         self._await_orphans()
 
     def attempt(self) -> Attempt | None:
-        """The newest attempt whose agent has come."""
+        """The newest attempt whose agent has started."""
         attempts = self.run.attempts() if self.run else []
         return next((one for one in reversed(attempts) if one.agent_log(0).exists()), None)
 
     def ranks(self) -> dict[int, int]:
-        """Rank → process, of that attempt."""
+        """Processes by rank, of that attempt."""
         attempt = self.attempt()
         return ranks(attempt) if attempt else {}
 
@@ -126,7 +125,7 @@ class Case:
         return [self.main.pid, *self.agents(), *self.ranks().values()]
 
     def send(self, number: signal.Signals, pids: Iterable[int]) -> None:
-        """Only to what descends from this process: a number may be another process's by now."""
+        """Sends the signal to descendants of this process only: a pid may have been reused."""
         for pid in pids:
             if _descends(pid, os.getpid()):
                 with contextlib.suppress(ProcessLookupError):
@@ -171,17 +170,17 @@ class Case:
 
 
 def ranks(attempt: Attempt) -> dict[int, int]:
-    """Rank → process."""
+    """Processes by rank."""
     return {line["rank"]: line["pid"] for line in read_log(attempt.agent_log(0)) if line["event"] == "rank"}
 
 
 def stopped(pid: int) -> bool:
-    """True while SIGSTOP holds the process."""
+    """Whether the process is stopped."""
     return _state(pid)[0] == "T"
 
 
 def children(parent: int) -> list[tuple[int, str]]:
-    """Process and state of every child that runs."""
+    """Process and state of every running child."""
     pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
     states = {pid: _state(pid) for pid in pids}
     return [(pid, state) for pid, (state, above) in states.items() if above == parent and state not in {"Z", "X"}]
@@ -194,7 +193,7 @@ def _descends(pid: int, ancestor: int) -> bool:
 
 
 def _state(pid: int) -> tuple[str, int]:
-    """State and parent of a process; X and 0 of one that is gone."""
+    """State and parent of a process; X and 0 if it is gone."""
     try:
         state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
     except (FileNotFoundError, ProcessLookupError):

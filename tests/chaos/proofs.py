@@ -1,4 +1,4 @@
-"""What the tests of the suite run in a forked process: outcomes of seeds, and cases in which something is wrong."""
+"""What the suite's tests run in a forked process: outcomes of seeds, and cases that are wrong on purpose."""
 
 import functools
 import importlib
@@ -29,7 +29,7 @@ def outcomes(root: Path, seeds: list[int]) -> list[suite.Outcome]:
 
 
 def objections(root: Path) -> dict[str, list[str]]:
-    """What is wrong → what the suite says of it."""
+    """The suite's objections to each kind of wrong case."""
     commands.preload()
     found = suite.make_references(root)
     calls = {name: functools.partial(_objections, root, name, wrong, found) for name, wrong in WRONG.items()}
@@ -42,7 +42,7 @@ def _nothing(case: Any = None) -> None:
 
 @dataclass(frozen=True)
 class _Wrong:
-    """`before`: done to this process and all its forks; `after`: to what the case has left."""
+    """`before`: applied to this process and all its forks; `after`: to what the case has left."""
 
     commands: tuple[Command, ...]
     before: Callable[[], None] = _nothing
@@ -64,7 +64,7 @@ def _patch(module: str, name: str, value: Any) -> None:
 
 
 def _spoil_load() -> None:
-    """What is loaded is not quite what was saved."""
+    """Loading slightly changes the saved values."""
     load = importlib.import_module("gemctl.ranks.worker").load
 
     def nearly(folder: Path, state: dict[str, Any], *rest: Any) -> Any:
@@ -110,7 +110,7 @@ def _fail() -> None:
 
 
 def replay(root: Path) -> dict[str, list[str]]:
-    """What the suite has found once → what it says of it now."""
+    """The suite's outcome for each fault that it has found before."""
     commands.preload()
     found = suite.make_references(root)
     calls = {name: functools.partial(_objections, root, name, wrong, found) for name, wrong in FOUND.items()}

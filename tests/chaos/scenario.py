@@ -1,10 +1,10 @@
-"""What a seed means: which run, which faults in it, when. The same seed is the same scenario for ever.
+"""Draws a scenario from a seed: which run, with which faults, and when. A seed always gives the same scenario.
 
     print(draw(17).text())
 
-A scenario is a list of commands (`train`, then `resume`s), each with faults planted in ranks (gemctl/failpoints.py),
-deeds done to its processes from outside, and damage done to checkpoint files after it. The suite adds a last `resume`
-without any fault, and looks at what the run has come to.
+A scenario is a list of commands (`train`, then `resume`s), each with faults injected into ranks (gemctl/failpoints.py),
+deeds done to its processes from outside, and damage to checkpoint files afterwards. The suite adds a final `resume`
+without any fault and judges the result.
 """
 
 import random
@@ -21,7 +21,7 @@ SAVES = range(EVERY, STEPS + 1, EVERY)
 
 @dataclass(frozen=True)
 class Plant:
-    """An event in a rank of the command's attempt number `attempt` (0: its first)."""
+    """A fault injected into a rank of the command's attempt number `attempt` (0: its first)."""
 
     kind: str
     rank: int
@@ -32,7 +32,7 @@ class Plant:
     attempt: int = 0
 
     def text(self, first: int) -> str:
-        """As GEMCTL_INJECT has it; `first`: number of the command's first attempt."""
+        """In GEMCTL_INJECT's syntax; `first`: number of the command's first attempt."""
         keys = {"rank": self.rank, "stage": self.stage, "attempt": first + self.attempt}
         keys |= {"step": self.step, "point": self.point, "count": self.count}
         return f"{self.kind}:" + ",".join(f"{key}={value}" for key, value in keys.items() if value is not None)
@@ -40,8 +40,8 @@ class Plant:
 
 @dataclass(frozen=True)
 class When:
-    """`delay` seconds after rank `rank` of attempt number `attempt` (0: the command's first) says that it has entered
-    a stage; or, with `stage` "stopped", after a planted `stop` has stopped it."""
+    """`delay` seconds after rank `rank` of attempt number `attempt` (0: the command's first) has recorded that it
+    entered a stage; or, with `stage` "stopped", after an injected `stop` has stopped it."""
 
     rank: int
     stage: str
@@ -52,17 +52,17 @@ class When:
 
 @dataclass(frozen=True)
 class Deed:
-    """What is done from outside, by a name in tests/chaos/deeds.py; `rank`: to which rank, where it is to one."""
+    """A deed from outside, by its name in tests/chaos/deeds.py; `rank`: its target, for deeds on one rank."""
 
     what: str
     when: When
     rank: int = 0
-    seconds: float = 0.0  # that processes stay stopped
+    seconds: float = 0.0  # for which processes stay stopped
 
 
 @dataclass(frozen=True)
 class Damage:
-    """To the files of the `newest`-th newest checkpoint, by a name in tests/chaos/damage.py; `draw` picks the place."""
+    """Damage to files of the `newest`-th newest checkpoint, by its name in tests/chaos/damage.py; `draw`: where."""
 
     what: str
     file: str
@@ -72,7 +72,7 @@ class Damage:
 
 @dataclass(frozen=True)
 class Command:
-    """`gemctl train`, or `resume` where it is not the first. `well`: in spite of its faults it must end with exit 0."""
+    """`gemctl train` (the first command) or `resume`. `well`: it must exit with 0 in spite of its faults."""
 
     layout: str
     plants: tuple[Plant, ...] = ()
@@ -92,22 +92,22 @@ class Scenario:
 
     @property
     def refusal(self) -> str:
-        """What the last resume may say instead of going on: where all that is there is someone's trap."""
+        """The error with which the last resume may end if every checkpoint has been tampered with."""
         planted = any(one.what == "plant" for command in self.commands for one in command.damage)
         return "refused: it wants to run" if planted else ""
 
     @property
     def layout(self) -> Layout:
-        """That of the last command, and of the resume after it."""
+        """The layout of the last command and of the resume after it."""
         return LAYOUTS[self.commands[-1].layout]
 
     @property
     def changed(self) -> bool:
-        """True if the run has been on several layouts, so that rounding may differ."""
+        """Whether the run has used several layouts, so that rounding may differ."""
         return len({command.layout for command in self.commands}) > 1
 
     def text(self) -> str:
-        """Everything, a line for each command."""
+        """The whole scenario, one line per command."""
         lines = [f"seed {self.seed}: {self.kind}, checkpoint.keep={self.keep}"]
         for number, command in enumerate(self.commands):
             facts = [f"on {command.layout}", f"crash budget {command.budget}", f"watchdog {command.watchdog:.0f} s"]
@@ -127,7 +127,7 @@ def _deed_text(deed: Deed) -> str:
 
 
 def draw(seed: int) -> Scenario:
-    """The scenario of a seed. Kinds take turns, and so do the main choices within a kind (`turn`)."""
+    """The scenario of a seed. Kinds alternate, and so do the main choices within a kind (`turn`)."""
     dice, (rounds, place) = random.Random(f"chaos {seed}"), divmod(seed, len(TURNS))
     kind = TURNS[place]
     turn = rounds * TURNS.count(kind) + TURNS[:place].count(kind)
@@ -139,12 +139,12 @@ Drawn = tuple[int, tuple[Command, ...]]
 
 
 def _others(layout: Layout) -> list[Layout]:
-    """The other ones of its family."""
+    """The other layouts of its family."""
     return [one for one in LAYOUTS.values() if one.family == layout.family and one != layout]
 
 
 def _instant(dice: random.Random, layout: Layout, attempt: int = 0) -> When:
-    """Any moment of an attempt that begins with step 0."""
+    """Any moment of an attempt that starts at step 0."""
     stage, step = dice.choice(
         [("build", None), ("load", 0), ("eval", 3), ("close", STEPS)]
         + [("data", dice.randrange(STEPS)), ("eval", 6)]
@@ -155,7 +155,7 @@ def _instant(dice: random.Random, layout: Layout, attempt: int = 0) -> When:
 
 
 def _late(dice: random.Random, layout: Layout, least: int = 2) -> When:
-    """A moment at which the attempt has trained and a failed one is tried again."""
+    """A moment after the attempt has trained, so that a failed attempt is retried."""
     stage, step = dice.choice([("step", dice.randrange(least, STEPS)), ("save", dice.choice(SAVES))])
     return When(dice.randrange(layout.world), stage, step, round(dice.uniform(0, 0.12), 3))
 
@@ -169,7 +169,7 @@ def _kill(dice: random.Random, layout: Layout, turn: int) -> Drawn:
 
 
 def _kill_in_a_save(dice: random.Random, layout: Layout, turn: int) -> Drawn:
-    """With keep=1; a rank stops itself at the point, so that all are killed just there."""
+    """With keep=1; a rank stops itself at the point, so that everything is killed exactly there."""
     point = POINTS[turn % len(POINTS)]
     rank = 0 if point in ON_RANK_0 else dice.randrange(layout.world)
     stop = Plant("stop", rank, "save", dice.choice(SAVES[1:]), point)
@@ -202,14 +202,14 @@ def _hang(dice: random.Random, layout: Layout, turn: int) -> Drawn:
 
 
 def _stop(dice: random.Random, layout: Layout, turn: int) -> Drawn:
-    """Processes stand still for a while, shorter than the watchdog's: nothing comes of it."""
+    """Processes are stopped for less than the watchdog's limit, without consequences."""
     what = ["stop_rank", "stop_ranks", "stop_agent", "stop_supervisor", "stop_all"][turn % 5]
     deed = Deed(what, _instant(dice, layout), dice.randrange(layout.world), round(dice.uniform(0.2, 2.5), 2))
     return 2, (Command(layout.name, deeds=(deed,), well=True),)
 
 
 def _take_over(dice: random.Random, layout: Layout, turn: int) -> Drawn:
-    """Everything stands still, another command takes the run over, and what was stopped wakes up."""
+    """Everything is stopped, another command takes over the run, and the stopped processes wake up."""
     wakes = ["take_over_then_wake", "wake_in_take_over"][turn % 2]
     if turn % 3:
         point = dice.choice(POINTS)
@@ -220,7 +220,7 @@ def _take_over(dice: random.Random, layout: Layout, turn: int) -> Drawn:
 
 
 def _two_at_once(dice: random.Random, layout: Layout, turn: int) -> Drawn:
-    """`resume` of a run that lives is refused; of two resumes at once one wins."""
+    """`resume` of a live run is refused; of two concurrent resumes one wins."""
     if turn % 2:
         return 2, (Command(layout.name, deeds=(Deed("resume_living", _late(dice, layout)),), well=True),)
     killed = Command(layout.name, deeds=(Deed("kill_all", _late(dice, layout)),))
@@ -228,7 +228,7 @@ def _two_at_once(dice: random.Random, layout: Layout, turn: int) -> Drawn:
 
 
 def _disk_full(dice: random.Random, layout: Layout, turn: int) -> Drawn:
-    """One rank cannot write its file: once (the retry does), twice (training goes on without), for good."""
+    """One rank can't write its file: once (the retry succeeds), twice (the save is tolerated), or permanently."""
     count = [1, 2, 1, 99][turn % 4]
     step = dice.choice(SAVES[:-1] if count == 2 else SAVES)
     plant = Plant("disk_full", dice.randrange(layout.world), "save", step if count < 99 else None, "upload", count)
@@ -236,7 +236,7 @@ def _disk_full(dice: random.Random, layout: Layout, turn: int) -> Drawn:
 
 
 def _damage(dice: random.Random, layout: Layout, turn: int) -> Drawn:
-    """The newest checkpoints are cut, flipped, gone or exchanged after the run has been ended."""
+    """The newest checkpoints are truncated, corrupted, removed or swapped after the run has ended."""
     what = DAMAGES[turn % len(DAMAGES)]
     file = dice.choice(["data", "data", "metadata", "manifest"])
     count = dice.choice([1, 1, 2])
@@ -246,7 +246,7 @@ def _damage(dice: random.Random, layout: Layout, turn: int) -> Drawn:
 
 
 def _damage_while_it_runs(dice: random.Random, layout: Layout, turn: int) -> Drawn:
-    """The next attempt of the same command finds the newest checkpoint damaged, and is told so by nobody."""
+    """The newest checkpoint is damaged before the command's next attempt, which has to detect it by itself."""
     what = ["flip_and_kill", "cut_and_kill", "remove_and_kill"][turn % 3]
     deed = Deed(what, When(0, "step", dice.randrange(5, STEPS), 0.02), dice.randrange(layout.world))
     return 3, (Command(layout.name, deeds=(deed,), budget=2, well=True),)
@@ -258,7 +258,7 @@ def _stop_request(dice: random.Random, layout: Layout, turn: int) -> Drawn:
 
 
 def _other_world(dice: random.Random, layout: Layout, turn: int) -> Drawn:
-    """Ended somehow, and resumed on another layout."""
+    """Ended in some way, then resumed on another layout."""
     layout = dice.choice([one for one in LAYOUTS.values() if _others(one)])
     what = dice.choice(["kill_all", "kill_rank", "request_stop"])
     first = Command(layout.name, deeds=(Deed(what, _late(dice, layout, 3), dice.randrange(layout.world)),))
@@ -266,7 +266,7 @@ def _other_world(dice: random.Random, layout: Layout, turn: int) -> Drawn:
 
 
 def _several(dice: random.Random, layout: Layout, turn: int) -> Drawn:
-    """Faults in three attempts of one run, and perhaps damage between them."""
+    """Faults in three attempts of one run, possibly with damage in between."""
     plants = (
         Plant("kill", dice.randrange(layout.world), "step", dice.randrange(2, 5)),
         Plant("raise", dice.randrange(layout.world), "step", dice.randrange(5, STEPS), attempt=1),
@@ -295,5 +295,5 @@ KINDS: dict[str, Callable[[random.Random, Layout, int], Drawn]] = {
     "other world": _other_world,
     "several": _several,
 }
-# The kinds of seed 0, 1, 2 …, again and again.
+# The kinds of seeds 0, 1, 2 …, repeated.
 TURNS = (*KINDS, "kill in a save", "damaged files")

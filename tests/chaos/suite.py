@@ -1,11 +1,11 @@
-"""Plays many scenarios, several at once, and judges each: a seed, what it meant, what came of it.
+"""Plays many scenarios, several at once, judges each, and prints its seed, scenario and outcome.
 
-    make chaos                      # 220 of them
-    make chaos SEED=17              # this one again
+    make chaos                      # 220 scenarios
+    make chaos SEED=17              # repeats one
     make chaos SEED=100 COUNT=50    # seeds 100 to 149
 
-Each case is a process of its own, forked from one that has imported everything. Runs that nothing disturbs are made
-first, one for each layout: their states are what every other run must come to.
+Each case is a process forked from one that has imported everything. Undisturbed runs come first, one per layout: every
+other run must reach the same state.
 """
 
 import argparse
@@ -29,8 +29,8 @@ from tests.chaos import commands
 from tests.chaos.layouts import LAYOUTS, STEPS, prepare
 from tests.chaos.scenario import KINDS, draw
 
-COUNT = 220  # of a whole run
-LANES = 3  # cases at once: much of a case is waiting
+COUNT = 220  # scenarios of a full run
+LANES = 3  # concurrent cases: a case mostly waits
 CONFIG = "chaos.yaml"
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 WELL, RESUMED, REFUSED, BAD = "by itself", "by a resume", "refused", "WRONG"
@@ -38,9 +38,8 @@ WELL, RESUMED, REFUSED, BAD = "by itself", "by a resume", "refused", "WRONG"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a case. `end`: its run came to the right state by itself or by a resume, was refused, or is wrong.
-
-    `missed`: what was to be done and never could, as the run was over before.
+    """The outcome of a case. `end`: whether its run reached the right state by itself or by a resume, was refused, or
+    is wrong. `missed`: deeds that were impossible because the run ended before their moment.
     """
 
     seed: int
@@ -49,11 +48,11 @@ class Outcome:
     objections: list[str]
     missed: list[str]
     seconds: float
-    cpu: float  # seconds of all its processes
+    cpu: float  # CPU seconds of all its processes
     text: str
 
     def report(self) -> str:
-        """The scenario and what came of it, for people."""
+        """The scenario and its outcome as text."""
         lines = [self.text, f"  → {self.end} after {self.seconds:.1f} s ({self.cpu:.1f} s of CPU)"]
         lines += [f"    missed: {text}" for text in self.missed] + [
             f"    OBJECTION: {text}" for text in self.objections
@@ -62,13 +61,13 @@ class Outcome:
 
 
 def make_references(root: Path) -> dict[str, Path]:
-    """Layout → last checkpoint of a run of it that nothing disturbs; made if it is not there yet."""
+    """The last checkpoint of an undisturbed run by layout; runs are made if missing."""
     homes = {name: root / "references" / name.replace(" ", "-") for name in LAYOUTS}
     if not (root / CONFIG).exists():
         prepare(root)
         words = {name: [f"run.root={home}", *LAYOUTS[name].words()] for name, home in homes.items()}
         calls = {name: functools.partial(_train, root, words[name]) for name in words}
-        first = {"two": calls.pop("two")}  # it writes the data
+        first = {"two": calls.pop("two")}  # writes the data
         for name, failed in [*in_forks(first, 1), *in_forks(calls, 2)]:
             if failed != "":
                 raise RuntimeError(f"the undisturbed run on {name}: {failed}")
@@ -76,14 +75,14 @@ def make_references(root: Path) -> dict[str, Path]:
 
 
 def _train(root: Path, words: list[str]) -> str:
-    """Runs `gemctl train` to its end; what it says if that is no good one."""
+    """Runs `gemctl train` to its end; returns its error if it fails."""
     output = root / f"reference-{os.getpid()}"
     pid = commands.start(["train", str(root / CONFIG), "run.name=undisturbed", *words], output, ENVIRONMENT, root)
     return "" if os.waitpid(pid, 0)[1] == 0 else output.with_name(f"{output.name}.err").read_text()
 
 
 def play_all(root: Path, seeds: Iterable[int], lanes: int = LANES) -> Iterator[Outcome]:
-    """The outcome of each seed, as they end."""
+    """The outcome of each seed, in order of completion."""
     commands.preload()
     references = make_references(root)
     calls = {seed: functools.partial(_case, root, seed, references) for seed in seeds}
@@ -92,7 +91,7 @@ def play_all(root: Path, seeds: Iterable[int], lanes: int = LANES) -> Iterator[O
 
 
 def in_forks(calls: Mapping[Any, Callable[[], Any]], lanes: int) -> Iterator[tuple[Any, Any]]:
-    """Key and result of each call, made in a fork of its own, `lanes` at once; None of one whose process died."""
+    """Key and result of each call, made in a separate fork, `lanes` at a time; None if the process died."""
     waiting, running = list(calls), dict[int, tuple[Any, int]]()  # pipe → key, process
     while waiting or running:
         while waiting and len(running) < lanes:
@@ -108,7 +107,7 @@ def in_forks(calls: Mapping[Any, Callable[[], Any]], lanes: int) -> Iterator[tup
 
 
 def _fork(call: Callable[[], object]) -> tuple[int, int]:
-    """Runs `call` in a fork; the pipe that its pickled result comes through, and its process."""
+    """Runs `call` in a fork; returns the pipe with its pickled result, and its process."""
     reader, writer = os.pipe()
     sys.stdout.flush()
     pid = os.fork()
@@ -153,7 +152,7 @@ def _broken(seed: int, why: str) -> Outcome:
 
 
 def table(outcomes: Iterable[Outcome]) -> str:
-    """Markdown: kinds and how their cases ended."""
+    """A Markdown table of kinds and the outcomes of their cases."""
     counts = Counter((one.kind, end) for one in outcomes for end in (one.end, *(["missed"] if one.missed else [])))
     ends = [WELL, RESUMED, REFUSED, BAD, "missed"]
     lines = ["| kind | cases | right state by itself | after a resume | refused | wrong | of them: moment missed |"]

@@ -1,4 +1,4 @@
-"""Forty of the seeded faults of `make chaos`, every kind among them, and proofs that the suite sees what is wrong."""
+"""Forty scenarios of `make chaos`, covering every kind, and proofs that the suite detects what is wrong."""
 
 import re
 import sys
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the states of runs that nothing disturbs."""
+    """A folder with the states of undisturbed runs."""
     path = tmp_path_factory.mktemp("chaos")
     run_world(1, proofs.references, path, gloo=False, timeout=200)
     return path

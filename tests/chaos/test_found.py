@@ -1,4 +1,4 @@
-"""Faults of gemctl that the chaos suite has found, each with what is right."""
+"""Faults of gemctl that the chaos suite has found, with the right behaviour."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from tests.chaos.layouts import CONFIG
 
 
 def test_of_two_resumes_at_once_one_is_refused(tmp_path: Path) -> None:
-    """Both have found attempt 1 dead; the slower one took the run from the faster one's living attempt 2."""
+    """Both resumes saw that attempt 1 was dead; the slower one must not take over the faster one's live attempt 2."""
     run = RunDir.create(str(tmp_path), "two", ["test"])
     dead = claim(run.path, 1, nodes=1, ranks_per_node=1, heartbeat=0.1)
     claim(run.path, 2, nodes=1, ranks_per_node=1, heartbeat=0.1)

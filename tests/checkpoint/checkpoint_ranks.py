@@ -1,4 +1,4 @@
-"""What single ranks do in the checkpoint tests. No pytest here: each forked rank imports this module."""
+"""Functions that single ranks run in the checkpoint tests. No pytest here: each forked rank imports this module."""
 
 import errno
 import os
@@ -56,7 +56,7 @@ def save_and_go_on(path: Path) -> tuple[str, list[float]]:
 
 
 def load_and_go_on(path: Path) -> tuple[str, list[float]]:
-    """Loads that into a trainee of other values; returns its hash and its next losses."""
+    """Loads that checkpoint into a trainee with other values; returns its hash and its next losses."""
     trainee = Trainee(6)
     trainee.step(0)  # so that AdamW has a state to be replaced
     position = load(path / "checkpoints/step_2.a1", trainee.state()).position
@@ -72,7 +72,7 @@ def full_values(seed: int) -> tuple[str, dict[str, Any]]:
 
 
 def save_while_writer_waits(path: Path) -> bool:
-    """The values change, by collectives of the default group, before the writer may start; then a second save."""
+    """Changes the values, by collectives of the default group, before the writer may start; then saves again."""
     changed = threading.Event()
     original = Writer.write_data
 
@@ -96,13 +96,13 @@ def save_while_writer_waits(path: Path) -> bool:
 
 
 def plain_state(elements: int = 5000) -> dict[str, Tensor]:
-    """Replicated tensors; AdamW's kind of scalar, bfloat16 and an empty one among them."""
+    """Replicated tensors, including a scalar like AdamW's step, bfloat16 and an empty one."""
     values = torch.arange(elements, dtype=torch.float32) % 97
     return {"a": values, "b": values.to(torch.bfloat16), "step": torch.tensor(3.0), "none": torch.zeros(0, 4)}
 
 
 def save_twice(path: Path, steps: list[int], attempt: int, keep: int) -> None:
-    """Saves plain states that differ by step, each published before the next."""
+    """Saves plain states that differ by step, waiting for each to be published."""
     saver = saver_of(path, attempt, keep)
     for step in steps:
         saver.save(step, {key: value + step for key, value in plain_state().items()}, {"rows": step})
@@ -148,7 +148,7 @@ def die_in(path: Path, stage: str) -> None:
 
 
 def stop_in(path: Path, stage: str, keep: int) -> str | None:
-    """Publishes step 2; rank 0 stops itself in a stage of the save of step 4. What the save says once it goes on."""
+    """Publishes step 2; rank 0 stops in a stage of the save of step 4. Returns the save's error after SIGCONT."""
     patch.object(saving, "RETRY_PAUSE", 0.01).start()
     save_twice(path, [2], 1, keep)
     places: dict[str, tuple[Any, str]] = {
@@ -165,7 +165,7 @@ def stop_in(path: Path, stage: str, keep: int) -> str | None:
         if dist.get_rank() == 0 and not (path / "pid").exists():
             (path / "pid").write_text(str(os.getpid()))
             os.kill(os.getpid(), signal.SIGSTOP)
-            time.sleep(0.1)  # another thread may have taken the signal, and this one runs on for a moment
+            time.sleep(0.1)  # another thread may have taken the signal, and this one runs for a moment
         return original(*args, **kwargs)
 
     patch.object(owner, name, stopped).start()
@@ -216,7 +216,7 @@ def load_wrong_state(folder: Path) -> list[str]:
 
 
 def save_with_small_files(path: Path, limited: int) -> tuple[str, str]:
-    """One rank may not write files of more than 64 kB; what `check` and a further save say on each rank."""
+    """One rank can't write files of more than 64 kB; returns the errors of `check` and of another save."""
     saver, big = saver_of(path), {"big": torch.zeros(100_000), "other": torch.zeros(100_000)}
     if dist.get_rank() == limited:
         resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
@@ -271,7 +271,7 @@ def save_on_a_disk_that_fills(
 
 
 def save_and_fail_to_prune(path: Path) -> list[str]:
-    """Two saves with keep=1 whose old checkpoints cannot be deleted; the valid ones afterwards."""
+    """Two saves with keep=1 whose old checkpoints can't be deleted; returns the valid checkpoints."""
 
     def refuse(*_: Any) -> None:
         raise OSError(errno.EROFS, "Read-only file system", "somewhere")
@@ -282,7 +282,7 @@ def save_and_fail_to_prune(path: Path) -> list[str]:
 
 
 def save_unsynced(path: Path) -> list[str]:
-    """Two saves with keep=1; the disk fails once the second one's manifest is there. The valid ones afterwards."""
+    """Two saves with keep=1; the disk fails after the second manifest was written. Returns the valid checkpoints."""
     save_twice(path, [2], 1, 1)
     publish = saving.publish
 
@@ -349,7 +349,7 @@ def _time_copy(state: dict[str, Tensor], room: list[Tensor]) -> float:
 
 
 class _Watch:
-    """Seconds of a thread (this one), without those that it spent ready to run in the queue of a core (Linux)."""
+    """Seconds of a thread (this one), excluding the time that it waited for a core (Linux)."""
 
     def __init__(self, thread: int | None = None) -> None:
         self._file = Path(f"/proc/self/task/{thread or threading.get_native_id()}/schedstat")

@@ -1,4 +1,4 @@
-"""Saving and loading over real worlds: bit-equal, as the values were at the save, beside training's collectives."""
+"""Saving and loading in real worlds: bit-equal to the values at the save, concurrently with training's collectives."""
 
 import os
 import signal
@@ -89,7 +89,7 @@ def test_all_ranks_killed_in_a_save_lose_no_published_checkpoint(stage: str, new
     choice = newest_verified(run)
     found, refused = choice.checkpoint, choice.passed_over
     assert found is not None and found.step == newest
-    if stage == "in pruning":  # half deleted, so it must not pass for a checkpoint
+    if stage == "in pruning":  # half deleted: it must not be taken for a checkpoint
         assert [checkpoint.step for checkpoint in checkpoints(run)] == [4]
     if newest == 2:
         told = [f"{run.checkpoints}/step_4.a1: unfinished: it has no manifest.json"]
@@ -116,8 +116,8 @@ STAGES = ["manifest", *(pytest.param(stage, marks=pytest.mark.slow) for stage in
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_what_an_attempt_saves_that_was_stopped_and_taken_over_is_void(stage: str, tmp_path: Path) -> None:
-    """SIGSTOP in the save of step 4, a takeover, SIGCONT. Whatever the old attempt does then, it is never listed,
-    loaded or kept, and it deletes nothing of the run."""
+    """SIGSTOP in the save of step 4, a takeover, SIGCONT. What the old attempt writes then is never listed, loaded or
+    kept, and it deletes nothing of the run."""
     run = make_run(tmp_path)
     with ThreadPoolExecutor(1) as thread:
         going = thread.submit(run_world, 2, ranks.stop_in, tmp_path, stage, 1)
@@ -153,10 +153,11 @@ def _wait_until_stopped(file: Path) -> int:
     return int(wait_for(stopped, 30, "a rank that has stopped itself") or 0)
 
 
-# Saves at steps 2, 4 and 6 with keep=1: how many tries fail, retries, tolerate → passed, what ends it, what is left.
+# Saves at steps 2, 4 and 6 with keep=1: failing tries by step, retries, tolerate, then: passed, what ends it, what is
+# left.
 POLICIES = {
     "a retry succeeds": ({4: 1}, 1, 0, [2, 4, 6], None, ["step_6.a1"]),
-    "training goes on without one": ({4: 2}, 1, 1, [2, 4, 6], None, ["step_6.a1"]),
+    "one failed save is tolerated": ({4: 2}, 1, 1, [2, 4, 6], None, ["step_6.a1"]),
     "two in a row are too many": ({4: 1, 6: 1}, 0, 1, [2, 4], "step 6", ["step_2.a1"]),
     "none may fail": ({4: 9}, 2, 0, [2], "step 4", ["step_2.a1"]),
     "the last one must be there": ({6: 1}, 0, 1, [2, 4, 6], "step 6", ["step_4.a1"]),
@@ -179,7 +180,7 @@ def test_a_load_proves_that_every_value_came_back(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("world", [1, 3])
 def test_the_content_of_a_tensor_does_not_depend_on_its_sharding(world: int) -> None:
-    """Against the definition in whole numbers; box by box, along any axis, in every width of a number."""
+    """Against the definition in whole numbers; box by box, along any axis, for every element size."""
     sums, full = run_world(world, ranks.sums_by_hand, 5)[0]
     assert sums == {key: _content(value) for key, value in full.items()} and len(sums) > 15
 
@@ -212,7 +213,7 @@ def test_what_a_save_does_that_the_disk_refuses(name: str, tmp_path: Path) -> No
         assert went == passed
         said = check or wait
         assert (said is None) if ends is None else f"saving {ends} failed: rank 1" in said and "__1_0.distcp" in said
-    assert [path.name for path in run.checkpoints.iterdir()] == left  # nothing of a failed save takes room
+    assert [path.name for path in run.checkpoints.iterdir()] == left  # a failed save leaves nothing behind
     assert verify(run.checkpoints / left[0]) == []
     events = [(line["event"], line["step"]) for line in read_log(run.attempt(1).saves)]
     tries = [[("retry", step)] * min(count, retries) for step, count in fails.items()]
@@ -244,7 +245,7 @@ def test_a_position_that_is_not_json_fails_on_every_rank(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)  # on a busy machine, as uploads yield to whatever else runs
+@pytest.mark.timeout(600)  # on a busy machine, as uploads have low priority
 @pytest.mark.parametrize("world", [1, 4])
 def test_a_save_blocks_for_about_a_bare_copy_and_leaves_the_cores_to_training(
     world: int, tmp_path: Path, record_property: Callable[[str, object], None]

@@ -1,4 +1,4 @@
-"""Real file systems that are full at every stage of a run: which file it was is told, with an exit code."""
+"""Real file systems that are full at each stage of a run: the error names the file, with the right exit code."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ JOB = [
     "train.global_batch=16", "train.steps=2", "model.dim=8", "launcher.ranks_per_node=1", "topology.dp_replicate=1",
     "topology.dp_shard=1", "recover.budgets.crash=0", "run.root=disk",
 ]  # fmt: skip
-# Options of a tmpfs → the end of what is told, from the first file of a run to the last.
+# The end of the error by tmpfs options, from the first file of a run to the last.
 DISKS = {
     "size=4k": "No space left on device",
     "size=60k": "No space left on device",
@@ -28,7 +28,7 @@ DISKS = {
 
 
 def _train(folder: Path, options: str) -> "subprocess.CompletedProcess[str]":
-    """`gemctl train` with its run.root on a file system of its own, which goes with the process."""
+    """`gemctl train` with its run.root on a separate file system, which disappears with the process."""
     (folder / "disk").mkdir(parents=True)
     script = 'mount -t tmpfs -o "$0" none disk && exec "$@"'
     return subprocess.run(

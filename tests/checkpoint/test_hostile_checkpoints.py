@@ -1,4 +1,4 @@
-"""Checkpoints that somebody made to do harm: refused by a message, and nothing of this process is touched."""
+"""Malicious checkpoints are refused with a message and do not affect this process."""
 
 import io
 import json
@@ -36,7 +36,7 @@ DATA, VALUES = "__0_0.distcp", torch.arange(12, dtype=torch.float32).view(4, 3)
 
 
 def saved(values: torch.Tensor) -> bytes:
-    """As DCP puts a piece into its file."""
+    """A piece in DCP's file format."""
     buffer = io.BytesIO()
     torch.save(values, buffer)
     return buffer.getvalue()
@@ -130,7 +130,7 @@ def test_what_is_no_file_of_the_folder_is_told_at_once(
 def test_a_huge_manifest_is_refused_before_it_is_read(forged: Forged, capsys: pytest.CaptureFixture[str]) -> None:
     folder = forged.write()
     with (folder / "manifest.json").open("r+b") as file:
-        file.truncate(10 << 30)  # of no blocks
+        file.truncate(10 << 30)  # sparse
     assert main(["checkpoint", "verify", str(folder)]) == 1
     assert "manifest.json: 10737418240 bytes, more than" in capsys.readouterr().out
 
@@ -214,7 +214,7 @@ def test_a_pickle_that_is_more_than_metadata_is_refused(forged: Forged, name: st
 
 
 def test_a_nest_of_tuples_as_a_key_takes_no_time(forged: Forged) -> None:
-    """Each level holds the one before twice, so its hash takes twice as long."""
+    """Each level contains the previous one twice, so hashing takes twice as long."""
     nest = pickle.NONE + pickle.MEMOIZE
     for level in range(60):
         nest += pickle.BINGET + bytes([level]) + pickle.TUPLE2 + pickle.MEMOIZE
@@ -287,7 +287,7 @@ def test_metadata_that_does_not_agree_with_the_manifest_is_refused(forged: Forge
 
 
 def test_pieces_that_share_their_room_in_a_file_are_refused(forged: Forged) -> None:
-    """Else a small file could stand for any number of bytes."""
+    """Otherwise a small file could expand to any number of bytes."""
 
     def share(metadata: Metadata) -> None:
         for place in metadata.storage_data.values():
@@ -353,6 +353,6 @@ def test_names_of_classes_are_names_alone(forged: Forged) -> None:
 
 
 def test_the_manifest_of_a_run_stays_readable(forged: Forged) -> None:
-    """What is refused above is not what a save writes: names of files with dots and digits."""
+    """Real saves are not refused: file names with dots and digits."""
     manifest = read(forged.write())
     assert json.dumps(sorted(manifest.files)) == json.dumps([".metadata", DATA])

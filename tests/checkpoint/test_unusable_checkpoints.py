@@ -1,4 +1,4 @@
-"""What cannot be read is not deleted, and a run with checkpoints never starts from zero unless it is told to."""
+"""Unreadable checkpoints are not deleted, and a run with checkpoints never starts from zero unless told to."""
 
 import errno
 import functools
@@ -41,7 +41,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDir:
-    """Attempt 1 has saved steps 2 and 4, and has ended."""
+    """Attempt 1 has saved steps 2 and 4 and has ended."""
     made = RunDir.create(str(tmp_path), "saved", ["test"])
     saved(attempt(made, 1, Base(None, 0)), made, 2, 4)
     made.attempt(1).write_end("failed")
@@ -55,7 +55,7 @@ def attempt(run: RunDir, number: int, base: Base) -> Attempt:
 
 
 def saved(attempt: Attempt, run: RunDir, *steps: int) -> None:
-    """Checkpoints at `steps`, as a save leaves them."""
+    """Checkpoints at `steps`, as left by saves."""
     log = JsonLog(attempt.saves)
     for step in steps:
         publish_step(run, attempt.number, step)
@@ -73,7 +73,7 @@ def newer_format(folder: Path) -> None:
 
 
 def refused(monkeypatch: pytest.MonkeyPatch, path: Path, number: int, times: int = 1 << 30) -> list[int]:
-    """From now on the system refuses to read `path`, `times` times; what it was asked, counted."""
+    """From now on reading `path` fails `times` times; counts the reads."""
     count = [0]
     system: dict[str, Any] = {"open": os.open, "lstat": Path.lstat}
 
@@ -165,7 +165,7 @@ def test_a_damaged_one_is_passed_over_and_kept(run: RunDir) -> None:
     assert choice.passed_over == [f"{run.checkpoints}/step_4.a1/data: is missing"]
     own = attempt(run, 2, Base("step_2.a1", 2, left_alone=choice.left_alone))
     saved(own, run, 6)
-    (run.checkpoints / "step_4.a1/data").write_text("step 4")  # brought back, too late
+    (run.checkpoints / "step_4.a1/data").write_text("step 4")  # restored too late
     prune(run, own, 1)
     assert names(run) == ["step_4.a1", "step_6.a2"]
 
@@ -213,9 +213,9 @@ def test_only_an_end_or_processes_that_are_gone_prove_death(run: RunDir) -> None
         written = {**json.loads(second.claim_file.read_text()), **facts}
         second.claim_file.unlink()
         second.claim_file.write_text(json.dumps(written))
-        return surely_dead(Attempt(second.path))  # reads its files anew
+        return surely_dead(Attempt(second.path))  # rereads its files
 
-    gone = 1 << 22  # above every process number
+    gone = 1 << 22  # above every pid
     assert claimed(pid=gone)
     assert not claimed(host="elsewhere")
     assert claimed(host=socket.gethostname())
@@ -310,7 +310,7 @@ def test_a_dangling_link_is_not_an_absent_file(tmp_path: Path) -> None:
 
 
 class NoAgents:
-    """Agents that come and do nothing."""
+    """Agents that start and do nothing."""
 
     def __init__(self) -> None:
         self.submitted: list[int] = []
@@ -320,7 +320,7 @@ class NoAgents:
 
     def submit(self, attempt: Attempt) -> None:
         self.submitted.append(attempt.number)
-        raise KeyboardInterrupt  # enough was seen
+        raise KeyboardInterrupt  # nothing more to test
 
     def ended(self) -> dict[int, str]:
         return {}
@@ -341,7 +341,7 @@ class Notes:
 
 
 def supervised(run: RunDir, base: Base | None = None) -> Notes:
-    """The next attempt, up to the moment when it is handed to its agents."""
+    """Runs the next attempt up to the point where its agents start."""
     number, notes = len(run.attempts()) + 1, Notes()
     prepared = Prepared("{}", "{}", 1, 1, first=number, base=base)
     with pytest.raises(KeyboardInterrupt):
@@ -370,7 +370,7 @@ def test_told_so_the_supervisor_starts_from_zero_and_all_stays(run: RunDir) -> N
     assert choice.left_alone == ["step_4.a1", "step_2.a1"]
     supervised(run, Base(None, 0, left_alone=choice.left_alone))
     assert run.attempt(2).base() == Base(None, 0, [], ["step_2.a1", "step_4.a1"])
-    supervised(run)  # the next attempt need not be told again
+    supervised(run)  # the next attempt needs no confirmation
     assert run.attempt(3).base() == Base(None, 0)
     saved(run.attempt(3), run, 1, 5)
     prune(run, run.attempt(3), 1)
@@ -417,7 +417,7 @@ def test_status_list_and_eval_say_that_the_newest_cannot_be_used(
 
 @pytest.mark.slow
 def test_a_run_of_another_format_goes_on_only_when_told_and_loses_nothing(tmp_path: Path) -> None:
-    """With the real commands: refused, from scratch, and what stays is deleted by prune alone."""
+    """With the real commands: refused, then from scratch; what remains is only deleted by prune."""
     small = ["launcher.ranks_per_node=1", "topology.dp_replicate=1", "topology.dp_shard=1", "checkpoint.keep=1"]
 
     def gemctl(*command: str) -> subprocess.CompletedProcess[str]:
