@@ -3,6 +3,8 @@
 import ast
 import inspect
 import json
+import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,9 @@ from gemctl import torch_call
 from gemctl.errors import DoesNotFit, GemctlError, InputError
 
 HERE = "tests.commands.test_torch_call"
-COMMANDS = Path(__file__).resolve().parents[2] / "gemctl" / "commands"
+ROOT = Path(__file__).resolve().parents[2]
+COMMANDS = ROOT / "gemctl" / "commands"
+IN_PROCESS = torch_call._in_process
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,11 @@ def refused(error: str) -> None:
         "disk": OSError(28, "full", "/x/y"),
         "bug": OSError(9, "bad descriptor"),
     }[error]
+
+
+def process_of(text: str) -> list[int]:
+    sys.stdout.write(text)
+    return [os.getpid(), os.getsid(0)]
 
 
 @pytest.fixture(autouse=True)
@@ -75,3 +84,13 @@ def test_every_call_fits_its_function() -> None:
                 inspect.signature(function).bind(**{str(keyword.arg): None for keyword in node.keywords})
                 calls.append(function.__name__)
     assert sorted(calls) == ["compare", "evaluate", "export", "measure", "measure", "run"]
+
+
+def test_the_process_has_a_session_of_its_own_and_its_output_is_not_the_reply(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch_call, "_in_process", IN_PROCESS)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    pid, session = torch_call.call(f"{HERE}:process_of", list[int], text="a line of output\n")
+    assert pid == session != os.getsid(0)
+    assert capfd.readouterr() == ("", "a line of output\n")
