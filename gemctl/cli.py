@@ -15,9 +15,9 @@ import sys
 from typing import Any, NoReturn
 
 from gemctl.commands.arguments import COMMANDS, sentence
-from gemctl.config.nearest import did_you_mean
 from gemctl.credentials import refusal
 from gemctl.errors import GemctlError, InputError, Interrupted, os_problem
+from gemctl.suggest import did_you_mean
 from gemctl.terminal import shown
 
 EPILOG = "exit codes: 0 done or stopped, 1 the run failed, 2 bad input, 3 does not fit, 130 Ctrl-C, 143 SIGTERM"

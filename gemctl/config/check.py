@@ -9,10 +9,10 @@ from pydantic import ValidationError
 
 from gemctl.config.cures import as_list, as_string, takes_text
 from gemctl.config.keys import adapter, find_in, tree
-from gemctl.config.nearest import did_you_mean
 from gemctl.config.schema import Config
 from gemctl.specs.json_schema import Node, child, choices, chosen, cut, describe, kinds, options, wrong
 from gemctl.specs.yaml_file import KeyPath, dotted
+from gemctl.suggest import did_you_mean
 
 Typed = Callable[[KeyPath], str | None]
 """How a value that is no string was typed, where that is known."""

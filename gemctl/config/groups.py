@@ -20,9 +20,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from gemctl import paths
 from gemctl.config.keys import GROUPS
-from gemctl.config.nearest import did_you_mean
 from gemctl.errors import InputError
 from gemctl.specs.yaml_file import KeyPath, YamlFile, read
+from gemctl.suggest import did_you_mean
 
 BUILT_IN = Path(__file__).resolve().parent.parent / "configs"
 Choices = tuple[tuple[str, str], ...]

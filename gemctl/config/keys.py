@@ -7,16 +7,16 @@ The schema is the only list of keys: errors, suggestions and docs/reference.md a
 
 import dataclasses
 import functools
-import itertools
+from difflib import get_close_matches
 from typing import Any
 
 from pydantic import TypeAdapter
 
-from gemctl.config.nearest import edits, offer
 from gemctl.config.schema import Config
 from gemctl.specs import json_schema as words
 from gemctl.specs.json_schema import Node, inlined, options
 from gemctl.specs.yaml_file import KeyPath
+from gemctl.suggest import closest, offer
 
 GROUPS = [*(group.name for group in dataclasses.fields(Config)), "experiment"]
 
@@ -75,24 +75,13 @@ def has_free_names(path: KeyPath) -> bool:
     return isinstance((find(path) or {}).get("additionalProperties"), dict)
 
 
-def offer_keys(key: str) -> str:
-    """The offer of the keys nearest to `key`, which is none: few edits first, then the same name in another group."""
-    parts = key.lower().split(".")
-    limit = min(3, max(1, len(parts[-1]) // 3))
-    ranked = []
-    for known in [*all_keys(), *GROUPS[-1:]]:
-        others = known.lower().split(".")
-        whole = edits(key.lower(), known.lower(), limit)
-        moved = edits(parts[-1], others[-1], 1)
-        # One edit of the whole key beats the same name elsewhere, which beats everything further away.
-        cost = min(float(whole) if whole <= limit else 99.0, 1.5 + moved if moved <= 1 else 99.0)
-        if cost < 99:
-            ranked.append((cost, -_common_end(parts, others), known))
-    ranked.sort()
-    return offer([known for place, (cost, _, known) in enumerate(ranked) if place < 3 or cost == 1.5])
-
-
-def _common_end(parts: list[str], others: list[str]) -> int:
-    """Equal last segments."""
-    pairs = zip(reversed(parts), reversed(others), strict=False)
-    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+def did_you_mean_key(key: str) -> str:
+    """`; did you mean X?` with the most similar key, and those of the same or the most similar name in any group."""
+    known = [*all_keys(), "experiment"]
+    by_name: dict[str, list[str]] = {}
+    for one in known:
+        by_name.setdefault(one.rpartition(".")[2], []).append(one)
+    whole = closest(key, known, cutoff=0.85)
+    name = closest(key.rpartition(".")[2], by_name)
+    same_name = [one for found in name for one in get_close_matches(key, by_name[found], n=len(known), cutoff=0)]
+    return offer(list(dict.fromkeys([*whole, *same_name])))

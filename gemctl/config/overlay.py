@@ -15,10 +15,10 @@ from typing import Any
 
 from gemctl.config.groups import Groups
 from gemctl.config.keys import GROUPS, find
-from gemctl.config.nearest import did_you_mean
 from gemctl.config.overrides import Setting, unknown_key
 from gemctl.specs.json_schema import is_mapping
 from gemctl.specs.yaml_file import KeyPath, YamlFile, dotted, overlap
+from gemctl.suggest import did_you_mean
 
 
 @dataclass

@@ -15,10 +15,10 @@ from hydra.errors import HydraException
 
 from gemctl.config.cures import as_list, override, takes_text, typed
 from gemctl.config.groups import Groups
-from gemctl.config.keys import GROUPS, all_keys, find, offer_keys
-from gemctl.config.nearest import did_you_mean
+from gemctl.config.keys import GROUPS, all_keys, did_you_mean_key, find
 from gemctl.specs.json_schema import cut, is_mapping
 from gemctl.specs.yaml_file import KeyPath, dotted
+from gemctl.suggest import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,10 @@ def parse(texts: Iterable[str], groups: Groups) -> Overrides:
 def _unparsable(text: str, error: Exception) -> str:
     key, equals, value = text.partition("=")
     if not equals:
-        return f"neither KEY=VALUE nor a YAML file{offer_keys(key.split()[0] if key.split() else key)}"
+        return f"neither KEY=VALUE nor a YAML file{did_you_mean_key(key.split()[0] if key.split() else key)}"
     node = find(tuple(key.split(".")))
     if node is None and key not in GROUPS:
-        return f"unknown key {key!r}{offer_keys(key)}"
+        return f"unknown key {key!r}{did_you_mean_key(key)}"
     if isinstance(error, RecursionError):
         return "no valid value: too many lists and mappings inside each other"
     cure = None
@@ -127,7 +127,7 @@ def _typed(text: str, key: KeyPath, path: KeyPath) -> str | None:
 
 
 def _offer(key: str) -> str:
-    return "" if key in all_keys() or key in GROUPS else offer_keys(key)
+    return "" if key in all_keys() or key in GROUPS else did_you_mean_key(key)
 
 
 def leaves(path: KeyPath, value: Any) -> Iterator[tuple[KeyPath, Any]]:
@@ -148,7 +148,7 @@ def unknown_key(path: KeyPath, given: int = 1) -> str | None:
         if parent is not None and not is_mapping(parent):
             return f"{dotted(path[: length - 1])} has no keys of its own: set it whole"
         wrong = dotted(path[: max(length, given)])
-        return f"unknown key {wrong!r}{offer_keys(wrong)}"
+        return f"unknown key {wrong!r}{did_you_mean_key(wrong)}"
     return None
 
 

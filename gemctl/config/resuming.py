@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from gemctl.config.keys import GROUPS, all_keys, has_free_names, offer_keys
+from gemctl.config.keys import GROUPS, all_keys, did_you_mean_key, has_free_names
 from gemctl.config.schema import Config
 from gemctl.errors import InputError
 from gemctl.specs.yaml_file import KeyPath, dotted
@@ -124,7 +124,7 @@ def check_changes(found: list[Change], allowed: list[str]) -> None:
 
     `allowed`: keys, or groups of them.
     """
-    problems = [f"--allow {key}: no such key{offer_keys(key)}" for key in allowed if key not in all_keys()]
+    problems = [f"--allow {key}: no such key{did_you_mean_key(key)}" for key in allowed if key not in all_keys()]
     for change in found:
         what, *details = change.lines()
         if change.rule.kind is Kind.REFUSED:

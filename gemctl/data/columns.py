@@ -12,7 +12,6 @@ the integer 7 have different hashes, an integer time has no unit, a timestamp wi
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from enum import Enum
 from typing import Any
 
@@ -20,6 +19,7 @@ from pyarrow import types as pt
 
 from gemctl.data.files import DataFile
 from gemctl.specs.data import FeatureSpec
+from gemctl.suggest import did_you_mean
 
 
 class Kind(Enum):
@@ -194,5 +194,4 @@ def _missing(file: DataFile, use: Use, names: list[str]) -> str:
     needed = f"{file.path}: no column {use.column!r}, needed as {use.role}"
     if use.column in file.partition_keys():
         return f"{needed}: it is a key in folder names, which are not read as columns; write it into the files too"
-    near = get_close_matches(use.column, names, n=1)
-    return f"{needed} (nearest: {near[0]})" if near else f"{needed} (columns: {', '.join(names)})"
+    return needed + (did_you_mean(use.column, names) or f" (columns: {', '.join(names)})")

@@ -7,7 +7,6 @@ columns of the `.inter` file are the user and the item; the first column of `.us
 """
 
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import pyarrow.compute as pc
 from pyarrow import csv
 
 from gemctl.errors import InputError
+from gemctl.suggest import did_you_mean
 
 KINDS = ("token", "float", "token_seq", "float_seq")
 _TIME_NAMES = ("timestamp", "time", "date")
@@ -79,9 +79,8 @@ def _roles(inter: Path) -> tuple[str, str, str]:
     if len(tokens) < 2:
         problems.append(f"{inter}:1: needs two token columns, the user and the item; has {', '.join(tokens) or 'none'}")
     if not times:
-        near = get_close_matches("timestamp", kinds, n=1)
-        hint = f" (nearest: {near[0]}:{kinds[near[0]]})" if near else ""
-        problems.append(f"{inter}:1: no column timestamp:float, time:float or date:float{hint}")
+        has = ", ".join(f"{name}:{kind}" for name, kind in kinds.items())
+        problems.append(f"{inter}:1: no column timestamp:float, time:float or date:float; has {has}")
     if problems:
         raise InputError(problems)
     return tokens[0], tokens[1], times[0]
@@ -163,9 +162,8 @@ def _header(path: Path) -> dict[str, str]:
     for cell in cells:
         name, _, kind = cell.partition(":")
         if kind not in KINDS or not name:
-            near = get_close_matches(kind, KINDS, n=1)
-            hint = f"nearest: {near[0]}" if near else f"types: {', '.join(KINDS)}"
-            problems.append(f"{path}:1: header cell {cell!r} is not name:type ({hint})")
+            hint = did_you_mean(kind, KINDS) or f" (types: {', '.join(KINDS)})"
+            problems.append(f"{path}:1: header cell {cell!r} is not name:type{hint}")
         elif name in kinds:
             problems.append(f"{path}:1: column {name!r} occurs twice")
         kinds[name] = kind

@@ -19,11 +19,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from gemctl.config.nearest import did_you_mean
 from gemctl.config.schema import Config
 from gemctl.errors import InputError
 from gemctl.mesh.topology import Topology
 from gemctl.specs.data import FeatureSpec
+from gemctl.suggest import did_you_mean
 
 FLOAT = 4  # FBGEMM's tables and their optimizer state are fp32
 DUMMY = "dummy/"  # begins the name of a table that `dummy_tables` adds; a spec's names have no "/"

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from gemctl.config.nearest import did_you_mean
 from gemctl.config.schema import WarmStartConfig
 from gemctl.errors import InputError
 from gemctl.run.checkpoints import resolve
 from gemctl.run.manifest import Manifest, read, verify
 from gemctl.specs.count import Shape
+from gemctl.suggest import did_you_mean
 
 LEFT_OUT = "optim.dense."
 

@@ -10,7 +10,6 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
-from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -23,6 +22,7 @@ from gemctl.specs import yaml_file
 from gemctl.specs.data import FeatureSpec, LabelSpec
 from gemctl.specs.json_schema import Node, find, inlined, shown, wrong
 from gemctl.specs.yaml_file import KeyPath, YamlFile, dotted
+from gemctl.suggest import did_you_mean
 
 Named = list[tuple[KeyPath, str]]
 
@@ -208,5 +208,4 @@ def _leaks(spec: FeatureSpec, index: int, label: LabelSpec) -> Iterable[tuple[Ke
 
 def _nearest(name: str, known: Iterable[str]) -> str:
     known = list(known)
-    match = get_close_matches(name, known, n=1, cutoff=0.5)
-    return f" (nearest: {match[0]})" if match else f" (known: {', '.join(known) or 'none'})"
+    return did_you_mean(name, known) or f" (known: {', '.join(known) or 'none'})"

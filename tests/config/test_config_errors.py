@@ -6,9 +6,9 @@ import pytest
 
 from gemctl.cli import main
 from gemctl.config.compose import compose, from_yaml
-from gemctl.config.keys import all_keys
-from gemctl.config.nearest import edits, nearest
+from gemctl.config.keys import all_keys, did_you_mean_key
 from gemctl.errors import InputError
+from gemctl.suggest import did_you_mean
 
 
 def problems(overrides: list[str], file: str | None = None, config_dir: str | None = None) -> list[str]:
@@ -212,13 +212,39 @@ def test_a_runs_configuration_is_checked_with_its_lines() -> None:
     ]
 
 
-def test_edits_count_swaps_of_neighbours_once() -> None:
-    assert edits("model.dmi", "model.dim", 3) == 1
-    assert edits("abc", "abc", 3) == 0
-    assert edits("abcd", "bcda", 3) == 2
-    assert edits("kitten", "sitting", 3) == 3
-    assert edits("kitten", "sitting", 2) == 3  # "more than 2"
-    assert nearest("trian", ["plan", "train", "resume"]) == ["train"]
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("trian", "; did you mean train?"),
+        ("RESUME", "; did you mean resume?"),
+        ("plann", "; did you mean Plan?"),
+        ("evaluate", ""),
+        ("", ""),
+    ],
+)
+def test_the_closest_known_name_is_suggested(word: str, expected: str) -> None:
+    assert did_you_mean(word, ["Plan", "train", "resume"]) == expected
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        ("train.stpes", "train.steps"),
+        ("optim.lr", "optim.dense.lr or optim.tables.lr"),
+        ("topology.dp_shards", "topology.dp_shard"),
+        ("topology.eps", "topology.ep, optim.tables.eps or optim.dense.eps"),
+        ("checkpoint.stpes", "train.steps"),
+        ("modeldim", "model.dim or model"),
+        ("experimnet", "experiment"),
+    ],
+)
+def test_a_suggested_key_is_close_as_a_whole_or_has_the_closest_name(key: str, expected: str) -> None:
+    assert did_you_mean_key(key) == f"; did you mean {expected}?"
+
+
+@pytest.mark.parametrize("key", ["x", "train.qqq", ""])
+def test_nothing_is_suggested_for_a_key_like_no_other(key: str) -> None:
+    assert did_you_mean_key(key) == ""
 
 
 def test_a_key_of_another_group_is_offered_with_its_right_path() -> None:

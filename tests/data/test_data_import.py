@@ -143,7 +143,11 @@ def test_labels_can_be_chosen(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        ("rating:float", "rating:flaot", "tiny.inter:1: header cell 'rating:flaot' is not name:type (nearest: float)"),
+        (
+            "rating:float",
+            "rating:flaot",
+            "tiny.inter:1: header cell 'rating:flaot' is not name:type; did you mean float?",
+        ),
         ("timestamp:float", "timestep:float", "tiny.inter:1: no column timestamp:float"),
         ("item_id:token\trating:float", "item_id:float\trating:float", "needs two token columns"),
         ("rating:float", "user_id:float", "tiny.inter:1: column 'user_id' occurs twice"),

@@ -259,7 +259,7 @@ def test_wrong_columns_are_named_all_at_once_when_opened(tmp_path: Path) -> None
     assert error.value.problems == [
         f"{path}: column 'item' is string; categorical 'item' needs integers",
         f"{path}: column 'h_dwell' is double; sequence 'clicks' needs lists of numbers",
-        f"{path}: no column 'weight', needed as weight (nearest: weigth)",
+        f"{path}: no column 'weight', needed as weight; did you mean weigth?",
         f"{path}: column 'h_time' is list<element: int64>, but column 'time' is timestamp[us]: row and event times "
         "must all be timestamps with a time zone, timestamps without one, dates, or numbers of one unit",
     ]

@@ -44,7 +44,7 @@ def test_schema_problems_come_all_at_once_with_their_lines() -> None:
     assert problems(text) == [
         "s.yaml:1: name: this key is required",
         's.yaml:3: tables.0.rows: must be an integer ≥ 2, not "100"',
-        "s.yaml:7: categorical.1.mutli: unknown key (nearest: multi)",
+        "s.yaml:7: categorical.1.mutli: unknown key; did you mean multi?",
     ]
 
 
@@ -64,7 +64,7 @@ def test_a_wrong_value_is_told_as_in_the_configuration(old: str, new: str, expec
 
 
 def test_an_unknown_key_at_the_top_offers_the_nearest() -> None:
-    assert problems(GOOD + "wieght: w\n") == ["s.yaml:15: wieght: unknown key (nearest: weight)"]
+    assert problems(GOOD + "wieght: w\n") == ["s.yaml:15: wieght: unknown key; did you mean weight?"]
 
 
 def test_a_key_set_twice_is_refused() -> None:
@@ -77,7 +77,7 @@ def test_a_key_set_twice_is_refused() -> None:
         (
             "name: item, table: item}",
             "name: item, table: itme}",
-            "s.yaml:7: categorical.0.table: no table 'itme' (nearest",
+            "s.yaml:7: categorical.0.table: no table 'itme'; did you mean",
         ),
         ("timestamp: time\n", "", "timestamp: this key is required (the row's time)"),
         ("name: tag, rows: 10", "name: item, rows: 10", "tables.1.name: 'item': a table of this name exists already"),
