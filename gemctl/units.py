@@ -1,6 +1,7 @@
-"""Figures as people read them; what is not known is a dash."""
+"""Numbers, dates and lists of numbers as text; an unknown value (None) is a dash."""
 
 from datetime import UTC, datetime
+from itertools import pairwise
 
 DASH = "–"
 
@@ -26,7 +27,7 @@ def rate(value: float | None) -> str:
 
 
 def si(value: float | None) -> str:
-    """With a unit prefix: 1.23 G."""
+    """With an SI prefix: 1.23 G."""
     if value is None:
         return DASH
     for factor, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
@@ -50,5 +51,21 @@ def date(seconds: float) -> str:
 
 
 def plural(number: int, word: str, many: str = "") -> str:
-    """A number of things: 1 host, 2,048 hosts."""
+    """A count with its noun: 1 host, 2,048 hosts."""
     return f"{number:,} {word if number == 1 else many or word + 's'}"
+
+
+def abbreviated(numbers: list[int]) -> str:
+    """Ascending numbers: "0–7", "0, 8, … 120", or where they have no pattern, the first of them and their count."""
+    listed = 4
+    if len(numbers) == 1:
+        return str(numbers[0])
+    step = numbers[1] - numbers[0]
+    even = all(after - before == step for before, after in pairwise(numbers))
+    if even and step == 1:
+        return f"{numbers[0]}–{numbers[-1]}"
+    if len(numbers) <= listed:
+        return ", ".join(map(str, numbers))
+    if even:
+        return f"{numbers[0]}, {numbers[1]}, … {numbers[-1]}"
+    return ", ".join(map(str, numbers[: listed - 1])) + f", … ({len(numbers)})"

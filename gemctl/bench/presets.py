@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gemctl.bench.quality import gemctl, main
-from gemctl.render.report import Section
+from gemctl.render.sections import Section
 from gemctl.units import number
 
 PRESETS = ("gem_nano", "kunlun_nano", "interformer_nano", "hstu_nano")

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gemctl.process import python
-from gemctl.render.report import Section, rich
+from gemctl.render.sections import Section, rich
 from gemctl.units import number, percent
 
 MAIN = "experiment=synthetic"

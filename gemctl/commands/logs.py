@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from gemctl.errors import InputError, Interrupted
 from gemctl.launch.liveness import SupervisorWatch, attempt_of, job_of
-from gemctl.render.logs import write
+from gemctl.render.status import write_log
 from gemctl.report.logs import AttemptTail, Line, Selection
 from gemctl.run.attempt import Attempt
 from gemctl.run.conclusion import conclusion
@@ -30,10 +30,10 @@ def run(args: argparse.Namespace) -> None:
     if args.follow and args.attempt is not None:
         raise InputError("--attempt shows one attempt, --follow shows all that follow: leave one out")
     if not args.follow:
-        write(_shown(target, _attempt(target, args), selection), args.json)
+        write_log(_shown(target, _attempt(target, args), selection), args.json)
         return
     try:
-        write(_followed(target, selection), args.json)
+        write_log(_followed(target, selection), args.json)
     except KeyboardInterrupt as interrupt:
         if type(interrupt) is not KeyboardInterrupt:  # SIGTERM
             raise

@@ -1,4 +1,4 @@
-"""A report, or two side by side, as one self-contained HTML page: the terminal's sections, and a report's NE curve.
+"""A report, or two side by side, as one self-contained HTML page: the tables of the terminal, and the NE curve.
 
 gemctl report RUN --html report.html
 """
@@ -7,7 +7,8 @@ import html
 from collections.abc import Iterator
 from typing import Any
 
-from gemctl.render.report import Section, diff_sections, sections
+from gemctl.render.report import diff_sections, sections
+from gemctl.render.sections import Section
 from gemctl.report.compare import Diff
 from gemctl.report.report import Report
 from gemctl.terminal import shown
@@ -24,12 +25,12 @@ p { color: #666; margin: .3rem 0 0; font-size: 13px; } h2 { margin: 1.8rem 0 .4r
 
 
 def report_html(value: Report) -> str:
-    """The report as one HTML page without any outside file."""
+    """A report as an HTML page that loads no other file."""
     return _page(_title(value), sections(value), _chart(value))
 
 
 def diff_html(value: Diff) -> str:
-    """Two runs side by side, likewise."""
+    """Two runs side by side, as such a page."""
     return _page(" and ".join(map(_title, value.runs)), diff_sections(value), "")
 
 
@@ -37,8 +38,8 @@ def _title(value: Report) -> str:
     return f"{value.run['name']}/{value.run['run_id']}"
 
 
-def _page(title: str, found: list[Section], chart: str) -> str:
-    body = "".join(_html_section(section) for section in found)
+def _page(title: str, tables: list[Section], chart: str) -> str:
+    body = "".join(_html_section(section) for section in tables)
     return shown(
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
         f"<style>{STYLE}</style></head><body><h1>{html.escape(title)}</h1>{body}{chart}</body></html>\n"
@@ -61,7 +62,7 @@ def _html_section(section: Section) -> str:
 
 
 def _chart(value: Report) -> str:
-    """NE of each task over the steps (training intervals), as an inline drawing."""
+    """NE of each task over the steps (training intervals), as inline SVG."""
     train = [line for line in value.curve if line["kind"] == "train"]
     drawn = [(task, list(_points(train, task))) for task in value.tasks]
     drawn = [(task, points) for task, points in drawn if len(points) > 1]

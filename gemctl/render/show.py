@@ -1,9 +1,9 @@
-"""Shows a command's value: as JSON, or by the function that is registered for its class.
+"""Shows the value that a command returns: as JSON, or by the render function of its class.
 
     gemctl plan --json
 
-A render function takes the value and returns a string or a Rich renderable. The tables hold paths, not objects, so
-that only what is shown gets imported.
+A render function takes the value and returns a string, a Rich renderable, or a list of them. RENDERERS has names, not
+objects, so that only the modules that are needed get imported.
 """
 
 import dataclasses
@@ -21,30 +21,30 @@ from gemctl.terminal import console, shown
 
 RENDERERS = {
     "gemctl.bench.results.KernelBench": "gemctl.render.bench:kernels",
-    "gemctl.report.measured.Layers": "gemctl.render.measured:layers",
-    "gemctl.report.measured.ModelBench": "gemctl.render.measured:model",
-    "gemctl.cluster.checks.Doctor": "gemctl.render.doctor:doctor",
-    "gemctl.config.schema.Config": "gemctl.render.config:config",
-    "gemctl.run.checkpoints.Listing": "gemctl.render.checkpoint:listing",
+    "gemctl.cluster.checks.Doctor": "gemctl.render.status:doctor",
+    "gemctl.config.schema.Config": "gemctl.render.plan:config",
+    "gemctl.data.drafting.Draft": "gemctl.render.data:draft",
+    "gemctl.data.importing.Imported": "gemctl.render.data:imported",
+    "gemctl.data.synthetic.SyntheticLog": "gemctl.render.data:synthetic_log",
+    "gemctl.launch.preflight.Preflight": "gemctl.render.checkpoint:preflight",
+    "gemctl.launch.submit.DryRun": "gemctl.render.plan:dry_run",
+    "gemctl.plan.build.Plan": "gemctl.render.plan:plan",
+    "gemctl.report.compare.Diff": "gemctl.render.report:diff",
+    "gemctl.report.measured.Layers": "gemctl.render.bench:layers",
+    "gemctl.report.measured.ModelBench": "gemctl.render.bench:model",
+    "gemctl.report.report.Report": "gemctl.render.report:report",
+    "gemctl.report.scores.Evaluation": "gemctl.render.report:evaluation",
+    "gemctl.report.status.RunList": "gemctl.render.status:run_list",
+    "gemctl.report.status.RunStatus": "gemctl.render.status:run_status",
+    "gemctl.run.checkpoints.Comparison": "gemctl.render.checkpoint:comparison",
     "gemctl.run.checkpoints.Exported": "gemctl.render.checkpoint:exported",
+    "gemctl.run.checkpoints.Listing": "gemctl.render.checkpoint:listing",
     "gemctl.run.checkpoints.Pruned": "gemctl.render.checkpoint:pruned",
     "gemctl.run.checkpoints.Verified": "gemctl.render.checkpoint:verified",
-    "gemctl.data.drafting.Draft": "gemctl.render.data:draft",
-    "gemctl.data.synthetic.SyntheticLog": "gemctl.render.data:synthetic_log",
-    "gemctl.data.importing.Imported": "gemctl.render.data:imported",
-    "gemctl.run.checkpoints.Comparison": "gemctl.render.checkpoint:comparison",
-    "gemctl.run.warm_start.WarmStart": "gemctl.render.warm_start:warm_start",
-    "gemctl.launch.preflight.Preflight": "gemctl.render.resume:preflight",
-    "gemctl.report.report.Report": "gemctl.render.report:report",
-    "gemctl.report.compare.Diff": "gemctl.render.report:diff",
-    "gemctl.report.scores.Evaluation": "gemctl.render.eval:evaluation",
-    "gemctl.plan.build.Plan": "gemctl.render.plan:plan",
     "gemctl.run.requests.StopFiled": "gemctl.render.status:stop_filed",
     "gemctl.run.submission.Detached": "gemctl.render.status:detached",
     "gemctl.run.submission.Sweep": "gemctl.render.status:sweep",
-    "gemctl.report.status.RunList": "gemctl.render.status:run_list",
-    "gemctl.report.status.RunStatus": "gemctl.render.status:run_status",
-    "gemctl.launch.submit.DryRun": "gemctl.render.train:dry_run",
+    "gemctl.run.warm_start.WarmStart": "gemctl.render.checkpoint:warm_start",
 }
 
 
@@ -53,11 +53,11 @@ def show(value: object, as_json: bool = False) -> None:
     shown = json.dumps(plain(value), indent=2) if as_json else rendered(value)
     for part in shown if isinstance(shown, list) else [shown]:
         _print(part)
-    sys.stdout.flush()  # what cannot be written is said before anything else begins
+    sys.stdout.flush()  # a failed write is reported before the command does anything else
 
 
 def _print(part: Any) -> None:
-    """Strings as they are, to be copied; the rest as wide as the terminal."""
+    """Strings unwrapped, so that they can be copied; the rest in the terminal's width."""
     if isinstance(part, str):
         print(shown(part))
         return
@@ -65,7 +65,7 @@ def _print(part: Any) -> None:
 
 
 def rendered(value: object) -> Any:
-    """A string or a Rich renderable for `value`, or a list of them; strings stand for themselves."""
+    """What the value's render function returns; a string is shown as it is."""
     if isinstance(value, str):
         return value
     path = RENDERERS[f"{type(value).__module__}.{type(value).__qualname__}"]
@@ -75,8 +75,8 @@ def rendered(value: object) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """`value` as JSON has it: dataclasses as objects, NaN and infinities as null, paths as strings. URLs come without
-    credentials."""
+    """`value` as JSON data: dataclasses as objects, NaN and infinities as null, paths as strings, and credentials
+    in URLs masked."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, dict):

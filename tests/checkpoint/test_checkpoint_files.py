@@ -79,7 +79,7 @@ def test_a_checkpoint_under_another_ones_name_is_what_its_manifest_says(
     (run.path / "run.json").write_text("{}")
     assert resolve(f"{run.path}:2", "runs") == newest
     assert main(["checkpoint", "list", str(run.path)]) == 0
-    assert "step_2.a1 (it holds step_4.a1)" in capsys.readouterr().out
+    assert "step_2.a1 (contains step_4.a1)" in capsys.readouterr().out
 
 
 def test_no_flipped_bit_goes_unseen(run: RunDir) -> None:
@@ -274,13 +274,13 @@ def test_list_and_verify_from_the_command_line(run: RunDir, capsys: pytest.Captu
     assert listed == [(4, 2, 4, None), (2, 2, 4, None)] and found["others"] == []
     (run.checkpoints / "step_9.a1").mkdir()
     assert main(["checkpoint", "list", str(run.path)]) == 0
-    assert "no checkpoints:\n  step_9.a1  unfinished: it has no manifest.json" in capsys.readouterr().out
+    assert "not usable:\n  step_9.a1  unfinished: it has no manifest.json" in capsys.readouterr().out
     assert main(["checkpoint", "verify", str(run.path)]) == 0
     _cut(run.checkpoints / "step_2.a1/.metadata")
     assert main(["checkpoint", "list", str(run.path)]) == 0
     cut = capsys.readouterr().out
-    assert "sizes are right; gemctl checkpoint verify reads the files" in cut and "step_4.a1" in cut
-    assert f"step_2.a1  {run.checkpoints}/step_2.a1/.metadata: " in cut.partition("no checkpoints:")[2]
+    assert "file sizes match; gemctl checkpoint verify" in cut and "step_4.a1" in cut
+    assert f"step_2.a1  {run.checkpoints}/step_2.a1/.metadata: " in cut.partition("not usable:")[2]
     assert main(["checkpoint", "verify", str(run.path)]) == 1
     assert "step_2.a1/.metadata" in capsys.readouterr().out
     assert main(["checkpoint", "verify", str(run.checkpoints / "step_4.a1")]) == 0
@@ -293,7 +293,7 @@ def test_list_and_verify_from_the_command_line(run: RunDir, capsys: pytest.Captu
 def test_diff_from_the_command_line(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
     (run.path / "run.json").write_text("{}")
     assert main(["checkpoint", "diff", str(run.path), f"{run.path}:4"]) == 0
-    assert "no difference: 4 tensors are the same bit for bit" in capsys.readouterr().out
+    assert "no difference: all 4 tensors are bit-identical" in capsys.readouterr().out
     assert main(["checkpoint", "diff", f"{run.path}:2", str(run.path), "--json"]) == 1
     assert len(json.loads(capsys.readouterr().out)["differences"]) == 5
     _flip(run.checkpoints / "step_2.a1/__0_0.distcp")

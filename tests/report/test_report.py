@@ -324,7 +324,7 @@ def test_stragglers_saves_and_roll_backs_are_told(run: RunDir) -> None:
     assert back.rolled_back is not None and back.rolled_back.startswith("rank 2: step 30: a gradient is not finite")
     assert recovered.recovery_s is not None and recovered.first_step_s is not None
     shown, page = text(report), html.unescape(report_html(report))
-    for figure in ("Stragglers", "n4", "40.0", "Stall of the first", "2.000", "recovery (s)",
+    for figure in ("Stragglers", "n4", "40.0", "Training stalled", "2.000", "recovery (s)",
                    f"{recovered.recovery_s + recovered.first_step_s:.2f}"):  # fmt: skip
         assert figure in shown and figure in page, figure
 
@@ -412,4 +412,4 @@ def test_a_gpus_peak_is_compared_with_what_the_plan_puts_on_it(run: RunDir) -> N
     memory = build(run).memory
     assert memory.gpu == GpuMemory(150 * 2**20, 120 * 2**20, 130 * 2**20)
     assert memory.planned == 50 * 2**20, "the host's part alone"
-    assert re.search(r"GPU: given / planned +0\.80", text(build(run)))
+    assert re.search(r"GPU: allocated / planned +0\.80", text(build(run)))

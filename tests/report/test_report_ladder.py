@@ -41,7 +41,7 @@ def test_the_ladder_trains_twice_scores_both_and_lists_all_rungs(monkeypatch: py
     ]  # fmt: skip
     from rich.console import Console  # noqa: PLC0415
 
-    from gemctl.render.report import rich  # noqa: PLC0415
+    from gemctl.render.sections import rich
 
     out = io.StringIO()
     Console(file=out, width=200).print(rich(quality.sections(ladder)))

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from gemctl.bench import presets
-from gemctl.render.report import rich
+from gemctl.render.sections import rich
 
 
 def test_every_preset_is_trained_with_every_seed_and_shown(monkeypatch: pytest.MonkeyPatch) -> None:

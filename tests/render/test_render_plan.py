@@ -1,14 +1,13 @@
-"""The mesh as `gemctl plan` draws it: by pattern, and short for any number of hosts."""
+"""The mesh tables of `gemctl plan`: abbreviated, and short for any number of hosts."""
 
 import io
 
-import pytest
 from rich.console import Console
 from rich.table import Table
 
 from gemctl.mesh.groups import axis_groups
 from gemctl.mesh.topology import Topology
-from gemctl.render import mesh
+from gemctl.render.plan import axes, hosts
 
 
 def drawn(table: Table) -> list[str]:
@@ -18,27 +17,11 @@ def drawn(table: Table) -> list[str]:
     return [" ".join(line.split()) for line in file.getvalue().splitlines()][1:]
 
 
-@pytest.mark.parametrize(
-    ("numbers", "text"),
-    [
-        ([7], "7"),
-        ([0, 1], "0–1"),
-        ([4, 5, 6, 7], "4–7"),
-        ([0, 8, 16, 24], "0, 8, 16, 24"),
-        ([0, 8, 16, 24, 32], "0, 8, … 32"),
-        ([0, 1, 5], "0, 1, 5"),
-        ([0, 1, 5, 6, 9], "0, 1, 5, … (5)"),
-    ],
-)
-def test_long_lists_are_told_by_their_pattern(numbers: list[int], text: str) -> None:
-    assert mesh.pattern(numbers) == text
-
-
 def test_every_axis_and_every_host_of_a_small_mesh() -> None:
     topology = Topology(8, 2, 4, 2, 4, 2, 2)
     found = axis_groups(topology)
-    assert drawn(mesh.axes(found)) == [
-        "axis degree groups ranks of a group one lies on",
+    assert drawn(axes(found)) == [
+        "axis degree groups ranks of each group a group spans",
         "dp_replicate 2 4 [0, 4] [1, 5] … [3, 7] 2 hosts",
         "dp_shard 4 2 [0–3] [4–7] 2 hosts",
         "expert_shard 2 4 [0, 2] [1, 3] … [5, 7] 2 hosts",
@@ -46,7 +29,7 @@ def test_every_axis_and_every_host_of_a_small_mesh() -> None:
         "mp_replicate 4 2 [0, 2, 4, 6] [1, 3, 5, 7] 4 hosts",
         "mp_shard 2 4 [0–1] [2–3] … [6–7] 1 host",
     ]
-    assert drawn(mesh.hosts(topology, found)) == [
+    assert drawn(hosts(topology, found)) == [
         "host ranks dp_replicate dp_shard expert_shard ep mp_replicate mp_shard",
         "host0 0–1 0–1 0 0–1 0 0–1 0",
         "host1 2–3 2–3 0 0–1 1 0–1 1",
@@ -57,7 +40,7 @@ def test_every_axis_and_every_host_of_a_small_mesh() -> None:
 
 def test_thousands_of_hosts_are_as_short() -> None:
     topology = Topology(16384, 32, 512, 1, 128, 128, 8)
-    lines = drawn(mesh.hosts(topology, axis_groups(topology)))
+    lines = drawn(hosts(topology, axis_groups(topology)))
     assert [line.split()[0] for line in lines] == ["host", "host0", "host1", "host2", "host3", "…", "host2047"]
     assert lines[5] == "… 2,043 more"
     assert lines[6] == "host2047 16376–16383 504–511 31 120–127 127"
@@ -65,4 +48,4 @@ def test_thousands_of_hosts_are_as_short() -> None:
 
 def test_axes_of_degree_one_are_one_line() -> None:
     found = axis_groups(Topology(1, 1, 1, 1, 1, 1, 1))
-    assert drawn(mesh.axes(found))[1:] == ["dp_replicate, dp_shard, ep, mp_replicate, mp_shard 1"]
+    assert drawn(axes(found))[1:] == ["dp_replicate, dp_shard, ep, mp_replicate, mp_shard 1"]

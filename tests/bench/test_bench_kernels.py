@@ -12,9 +12,9 @@ from gemctl.bench.cases import OPS, SMALL, Case, make
 from gemctl.bench.results import KernelBench, KernelSettings
 from gemctl.commands.arguments import BENCH_OPS
 from gemctl.errors import InputError
-from gemctl.render.bench import sections
+from gemctl.render.bench import kernel_sections
 
-HERE = "tests.kernels.test_bench"
+HERE = "tests.bench.test_bench_kernels"
 
 
 def same(case: Case) -> Callable[[], Tensor] | None:
@@ -76,7 +76,7 @@ def test_what_a_peer_does_not_do_is_a_result(bench: KernelBench) -> None:
     assert told["same", True] is None
     assert told["same", False] == "does not do this case"
     assert told["broken", True] == told["broken", False] == "RuntimeError: no such kernel"
-    rows = {section.title.split(":")[0]: section.rows for section in sections(bench)}
+    rows = {section.title.split(":")[0]: section.rows for section in kernel_sections(bench)}
     assert [row[1] for row in rows["gdpa"][:3]] == ["gemctl", "same", "broken"]
     assert [row[1] for row in rows["pooled_attention"]] == ["gemctl", "broken"]
     assert ["device", "CPU"] in rows["Measured on"]
