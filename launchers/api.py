@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 from gemctl import env
 from gemctl.cluster.host import cores
-from gemctl.config.schema import Config, LauncherConfig
-from gemctl.config.slurm import SlurmConfig
+from gemctl.config.schema import Config, LauncherConfig, SlurmConfig
 from gemctl.errors import InputError
 from gemctl.process import FORK_SAFE, python
 from gemctl.run.attempt import Attempt

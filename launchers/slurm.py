@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gemctl import env, process
-from gemctl.config.schema import Config
-from gemctl.config.slurm import SlurmConfig
+from gemctl.config.schema import Config, SlurmConfig
 from gemctl.durable import create
 from gemctl.errors import InputError
 from gemctl.launchers import slurm_client

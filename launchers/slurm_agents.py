@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING
 
 from gemctl import env
 from gemctl.cluster.node import NodeReport, read_report
-from gemctl.config.schema import Config
-from gemctl.config.slurm import SlurmConfig
+from gemctl.config.schema import Config, SlurmConfig
 from gemctl.errors import GemctlError, TooFewHosts
 from gemctl.launchers import slurm_client
 from gemctl.launchers.api import literal, request, to_json

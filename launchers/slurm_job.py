@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gemctl.config.slurm import SlurmConfig
+from gemctl.config.schema import SlurmConfig
 from gemctl.launchers.api import literal
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Scheduler, Stream
 from torchx.specs import AppDef, AppDryRunInfo, AppState, Role, runopts
 
-from gemctl.config.slurm import SlurmConfig
+from gemctl.config.schema import SlurmConfig
 from gemctl.launchers import slurm_client
 from gemctl.launchers.slurm_job import FIRST_HOST, BatchJob, batch_job, step
 

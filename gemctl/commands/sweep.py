@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gemctl.commands.configured import composed, is_file
+from gemctl.config.overrides import expand
 from gemctl.config.schema import Config
-from gemctl.config.sweep import expand
 from gemctl.errors import InputError
 from gemctl.launch.inputs import record, write_synthetic
 from gemctl.launch.submit import DryRun, check_config, checked_plan, submit

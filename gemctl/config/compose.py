@@ -1,9 +1,9 @@
-"""From group choices, a user's file and overrides to one checked Config; and Config to YAML and back.
+"""Composes the configuration from group choices, a user's file and overrides; and converts it to YAML and back.
 
     gemctl train my.yaml data=ml100k train.steps=500 --cfg
 
-Order, later over earlier: the groups' files (Hydra), the experiment, FILE.yaml, KEY=VALUE of the command line. All
-problems of all of them come in one InputError, before anything heavy is imported.
+Later overrides earlier: the groups' files (Hydra), the experiment, FILE.yaml, KEY=VALUE on the command line. One
+InputError has the problems of all of them.
 """
 
 import copy
@@ -15,9 +15,9 @@ from gemctl.config import keys
 from gemctl.config.check import check
 from gemctl.config.groups import Groups
 from gemctl.config.interpolate import escape, independent, is_missing, resolve
-from gemctl.config.overlay import Overlay, overlay
-from gemctl.config.overrides import Overrides, Setting, parse, unknown_key
+from gemctl.config.overrides import Overrides, Setting, parse
 from gemctl.config.schema import Config
+from gemctl.config.user_file import UserFile, interpret
 from gemctl.credentials import masked, refusal
 from gemctl.errors import InputError
 from gemctl.specs import yaml_file
@@ -26,7 +26,7 @@ from gemctl.specs.yaml_file import KeyPath, dotted, overlap
 
 
 class BadConfig(InputError):
-    """`mended`: the configuration with defaults in the places of what is wrong; None where it cannot be had so."""
+    """`mended`: the configuration with defaults in place of the wrong values; None if that is not valid either."""
 
     def __init__(self, problems: list[str], mended: Config | None) -> None:
         super().__init__(problems)
@@ -34,13 +34,13 @@ class BadConfig(InputError):
 
 
 def compose(file: str | None, overrides: list[str], config_dir: str | None = None, *, replace: bool = False) -> Config:
-    """The configuration that a command line asks for. Raises InputError with all problems.
+    """The configuration of a command line. InputError has all problems.
 
-    `replace`: a GROUP=CHOICE comes in the place of all that the file says of the group, not below it.
+    `replace`: a GROUP=CHOICE replaces everything that the file has for that group, instead of being overridden by it.
     """
     groups = Groups(config_dir)
     asked = parse(overrides, groups)
-    own = overlay(yaml_file.read(file), groups) if file else Overlay()
+    own = interpret(yaml_file.read(file), groups) if file else UserFile()
     if replace:
         own.settings = [setting for setting in own.settings if setting.path[0] not in asked.choices]
     problems = own.problems + asked.problems
@@ -63,14 +63,14 @@ def compose(file: str | None, overrides: list[str], config_dir: str | None = Non
 
 
 def to_yaml(config: Config) -> str:
-    """All keys of a configuration; `from_yaml`, or `compose` with it as FILE, gives the same configuration."""
+    """YAML with all keys; `from_yaml`, or `compose` with it as FILE, returns the same configuration."""
     return yaml_file.dump(escape(dataclasses.asdict(config)))
 
 
 def from_yaml(text: str, source: str) -> Config:
-    """The configuration in `text`, which stands alone: no groups, schema defaults for what is not there."""
+    """The configuration in a standalone `text`: without groups, with the schema's defaults for missing keys."""
     file = yaml_file.parse(text, source)
-    own = overlay(file, Groups())
+    own = interpret(file, Groups())
     if not isinstance(file.data, dict):
         raise InputError(own.problems)
     if own.choices:
@@ -85,12 +85,12 @@ def from_yaml(text: str, source: str) -> Config:
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON Schema of a whole configuration: it admits just what `compose` admits."""
+    """The JSON Schema of a configuration: it accepts what `compose` accepts."""
     return keys.json_schema()
 
 
 def put_all(data: dict[str, Any], settings: Iterable[Setting]) -> None:
-    """Sets values in nested mappings, making what is between; `{}` empties a mapping of free names only."""
+    """Sets values in nested mappings, which are created as needed; `{}` empties only a mapping with free names."""
     for setting in settings:
         place: Any = data
         for name in setting.path[:-1]:
@@ -109,7 +109,7 @@ def _checked(
     broken: set[KeyPath],
     settings: list[Setting],
 ) -> Config:
-    """The typed configuration; `broken`: places that `problems` tell of already. One fault is one line."""
+    """The typed configuration. BadConfig has one line per problem; `broken`: the keys that `problems` are about."""
 
     def typed(path: KeyPath) -> str | None:
         setting = _setting(path, settings)
@@ -119,8 +119,8 @@ def _checked(
     unresolved, references = resolve(data)
     faults = {path: f"{origin(path)}: {text}" for path, text in unresolved.items()}
     unset = [path for path, value in _walk(data, ()) if is_missing(value)]
-    told = {path for path in unset if any(overlap(path, other) for other in broken)}
-    faults |= {path: f"{dotted(path)} must be set: {_meaning(path)}" for path in unset if path not in told}
+    reported = {path for path in unset if any(overlap(path, other) for other in broken)}
+    faults |= {path: f"{dotted(path)} must be set: {_meaning(path)}" for path in unset if path not in reported}
     config, wrong = check(data, typed)
     known = [*unresolved, *unset, *broken - {()}]
     for path, text in wrong.items():
@@ -135,7 +135,7 @@ def _checked(
 
 
 def _without(data: dict[str, Any], places: list[KeyPath]) -> dict[str, Any]:
-    """A copy of the data without what is at these places."""
+    """A copy of the data without these keys."""
     rest = copy.deepcopy(data)
     for path in places:
         holder: Any = rest
@@ -158,12 +158,12 @@ def _walk(value: Any, path: KeyPath) -> list[tuple[KeyPath, Any]]:
 
 
 def _foreign(data: dict[str, Any], groups: Groups, choices: dict[str, str]) -> list[str]:
-    """Takes unknown keys out of composed data; says which file has them."""
+    """Removes unknown keys from composed data; returns a problem for each, with the file that has it."""
     problems = []
 
     def prune(mapping: dict[str, Any], path: KeyPath) -> None:
         for name in list(mapping):
-            wrong = unknown_key((*path, name))
+            wrong = keys.unknown_key((*path, name))
             if wrong:
                 problems.append(f"{_group_origin((*path, name), groups, choices)}: {wrong}")
                 del mapping[name]
@@ -175,9 +175,9 @@ def _foreign(data: dict[str, Any], groups: Groups, choices: dict[str, str]) -> l
 
 
 def _without_effect(
-    file: str | None, own: Overlay, asked: Overrides, groups: Groups, merged: dict[str, Any]
+    file: str | None, own: UserFile, asked: Overrides, groups: Groups, merged: dict[str, Any]
 ) -> list[str]:
-    """Choices on the command line that FILE.yaml hides wholly: it stands over the groups."""
+    """Choices on the command line that have no effect, as FILE.yaml overrides everything that they set."""
     if not own.settings:
         return []
     problems = []
@@ -190,12 +190,12 @@ def _without_effect(
             continue
         put_all(other, own.settings)
         if other == merged:
-            problems.append(f"{text}: has no effect: {file} sets all that it would change")
+            problems.append(f"{text}: has no effect: {file} overrides everything that it sets")
     return problems
 
 
 def _origin(path: KeyPath, settings: list[Setting]) -> str | None:
-    """What an error quotes of the setting."""
+    """What an error quotes as the source of a value; None if it is from a group."""
     setting = _setting(path, settings)
     if setting is None:
         return None
@@ -204,12 +204,12 @@ def _origin(path: KeyPath, settings: list[Setting]) -> str | None:
 
 
 def _setting(path: KeyPath, settings: list[Setting]) -> Setting | None:
-    """What set the value at `path`, or a part of it, last."""
+    """The last setting of the value at `path`, of a mapping that contains it, or of a part of it."""
     return next((setting for setting in reversed(settings) if overlap(setting.path, path)), None)
 
 
 def _group_origin(path: KeyPath, groups: Groups, choices: dict[str, str]) -> str:
-    """file:line of the group file that has `path`; the path alone if none has it."""
+    """file:line and the key in the group file that has it; the key alone if none has."""
     for place, file in groups.files(choices):
         inner = path[len(place) :]
         if path[: len(place)] == place and inner in file.lines and inner:

@@ -1,9 +1,9 @@
-"""The config groups: which choices there are, and Hydra's composition of the chosen ones.
+"""The config groups: their choices, and Hydra's composition of the chosen files.
 
     gemctl train data=ml100k precision=bf16 --config-dir my_configs
 
-`configs/` has a folder per group; a user's `--config-dir` adds choices to them. An experiment (package _global_)
-chooses groups and sets values over them.
+`configs/` has a folder per group; a user's `--config-dir` adds choices. An experiment (package _global_) chooses
+groups and overrides their values.
 """
 
 import copy
@@ -29,7 +29,7 @@ Choices = tuple[tuple[str, str], ...]
 
 
 class Groups:
-    """The built-in groups with those of `config_dir`. Raises InputError if that is no folder of groups."""
+    """The built-in groups with those of `config_dir`. InputError if that is not a folder of groups."""
 
     def __init__(self, config_dir: str | None = None) -> None:
         self.config_dir = config_dir
@@ -37,12 +37,12 @@ class Groups:
             _check(Path(config_dir))
 
     def choices(self, group: str) -> list[str]:
-        """Names of a group's files, sorted."""
+        """The choices of a group, sorted."""
         folders = [BUILT_IN, *([Path(self.config_dir)] if self.config_dir else [])]
         return sorted(file.stem for folder in folders for file in (folder / group).glob("*.yaml"))
 
     def wrong_choice(self, group: str, value: Any) -> str | None:
-        """What is wrong with `group=value`; None if there is such a choice."""
+        """Why there is no choice `group=value`; None if there is."""
         known = self.choices(group)
         if str(value) in known and not isinstance(value, (list, dict)):
             return None
@@ -50,15 +50,15 @@ class Groups:
         return f"group {group} has no choice {str(value)!r}{near}"
 
     def compose(self, choices: dict[str, str]) -> dict[str, Any]:
-        """Hydra's composition as plain data, interpolations unresolved. Raises InputError."""
+        """Hydra's composition as plain data, with unresolved interpolations. Raises InputError."""
         return self._compose(choices)[0]
 
     def chosen(self, choices: dict[str, str]) -> dict[str, str]:
-        """The choice of every group in the end, after the experiment's. Raises InputError."""
+        """The final choice of every group, including the experiment's choices. Raises InputError."""
         return self._compose(choices)[1]
 
     def files(self, choices: dict[str, str]) -> list[tuple[KeyPath, YamlFile]]:
-        """The chosen files, last applied first, each with the place where its keys belong."""
+        """The chosen files, the last applied first, each with the path where its keys belong."""
         chosen = self.chosen(choices)
         files: list[tuple[KeyPath, YamlFile]] = []
         for group in reversed(GROUPS):
@@ -82,11 +82,11 @@ def _check(folder: Path) -> None:
         raise InputError(f"--config-dir {folder}: no such folder")
     own = [file for group in GROUPS for file in sorted((folder / group).glob("*.yaml"))]
     if not own:
-        raise InputError(f"--config-dir {folder}: holds no GROUP/CHOICE.yaml (groups: {', '.join(GROUPS)})")
+        raise InputError(f"--config-dir {folder}: contains no GROUP/CHOICE.yaml (groups: {', '.join(GROUPS)})")
     taken = [file for file in own if (BUILT_IN / file.relative_to(folder)).exists()]
     if taken:
-        raise InputError([f"{file}: this is the name of a built-in choice: rename it" for file in taken])
-    # Hydra, which reads these files too, expands whatever they hold.
+        raise InputError([f"{file}: a built-in choice has this name: rename it" for file in taken])
+    # Hydra reads these files too, and expands every alias.
     oversized = [file for file in (read(str(path)) for path in sorted(folder.rglob("*.yaml"))) if file.oversized]
     if oversized:
         raise InputError([problem for file in oversized for problem in file.problems])
@@ -98,7 +98,7 @@ def _compose_built_in(choices: Choices) -> tuple[dict[str, Any], dict[str, str]]
 
 
 def _compose(choices: Choices, config_dir: str | None) -> tuple[dict[str, Any], dict[str, str]]:
-    """The composed data, and what was chosen for every group in the end."""
+    """The composed data, and the final choice of every group."""
     overrides = [f"{group}={_quoted(choice)}" for group, choice in choices]
     if config_dir is not None:
         overrides.append(f"hydra.searchpath=[{_quoted(f'file://{Path(config_dir).resolve()}')}]")

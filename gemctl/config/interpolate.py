@@ -1,4 +1,4 @@
-"""`${key}` in values, resolved by OmegaConf over the merged configuration; `???` marks a value to be set."""
+"""`${key}` in values, resolved by OmegaConf in the merged configuration; `???` marks a value that must be set."""
 
 import dataclasses
 import re
@@ -8,7 +8,7 @@ from typing import Any
 from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseException
 
-from gemctl.config.overrides import unknown_key
+from gemctl.config.keys import unknown_key
 from gemctl.config.schema import Config, DataConfig
 from gemctl.specs.yaml_file import KeyPath, dotted, overlap
 
@@ -20,7 +20,7 @@ _REFERENCE = re.compile(r"(?<!\\)\$\{\s*([^${}:\s]+)\s*\}")
 def resolve(data: dict[str, Any]) -> tuple[dict[KeyPath, str], References]:
     """Replaces every interpolation in `data` by its value, which may be a default of the schema.
 
-    Returns what is wrong with those that have none, by place, and the keys that each of them names.
+    Returns the problems of those that have no value, by key, and the keys that each interpolation refers to.
     """
     found = dict(_interpolated(data, ()))
     references = {path: _named(path, text) for path, text in found.items()}
@@ -32,7 +32,7 @@ def resolve(data: dict[str, Any]) -> tuple[dict[KeyPath, str], References]:
     lengths: dict[KeyPath, int] = {}
     for path in found:
         if _length(path, found, references, lengths) > MOST_CHARACTERS:
-            problems[path] = f"in ${{…}}: names so much that it has more than {MOST_CHARACTERS:,} characters"
+            problems[path] = f"in ${{…}}: resolves to more than {MOST_CHARACTERS:,} characters"
             continue
         place: Any = data
         node: Any = tree
@@ -47,7 +47,7 @@ def resolve(data: dict[str, Any]) -> tuple[dict[KeyPath, str], References]:
 
 
 def _length(path: KeyPath, found: dict[KeyPath, str], references: References, lengths: dict[KeyPath, int]) -> int:
-    """Characters of a value once it is resolved, at least, of which `lengths` keeps those known; 0 within a loop."""
+    """A lower bound of the characters of a value once it is resolved, memoised in `lengths`; 0 inside a loop."""
     if path not in lengths:
         lengths[path] = 0
         inside = [other for other in found if overlap(other, path)]
@@ -68,7 +68,7 @@ def _over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 
 
 def independent(faults: Iterable[KeyPath], references: References) -> list[KeyPath]:
-    """The wrong places without those that are wrong because a key that they name is; of a loop, the first."""
+    """The faulty keys without those that are faulty only because they refer to another one; of a loop, the first."""
     order = list(faults)
     reach = {path: _reach(path, references) for path in order}
 
@@ -81,7 +81,7 @@ def independent(faults: Iterable[KeyPath], references: References) -> list[KeyPa
 
 
 def escape(value: Any) -> Any:
-    """`value` with each `${` written so that `resolve` gives it back as it is."""
+    """`value` with each `${` escaped, so that `resolve` returns the value as it is."""
     if isinstance(value, dict):
         return {key: escape(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -92,7 +92,7 @@ def escape(value: Any) -> Any:
 
 
 def is_missing(value: Any) -> bool:
-    """True for Hydra's mark of a value that must be set."""
+    """True for Hydra's marker of a value that must be set."""
     return isinstance(value, str) and value == "???"
 
 
@@ -105,7 +105,7 @@ def _interpolated(value: Any, path: KeyPath) -> Iterable[tuple[KeyPath, str]]:
 
 
 def _named(path: KeyPath, text: str) -> list[KeyPath]:
-    """The keys that a value names; `${.key}` lies beside it, each further dot one level up."""
+    """The keys that a value refers to; `${.key}` is relative to its mapping, each further dot one level up."""
     found = []
     for key in _REFERENCE.findall(text):
         up = len(key) - len(key.lstrip("."))
@@ -115,7 +115,7 @@ def _named(path: KeyPath, text: str) -> list[KeyPath]:
 
 
 def _reach(path: KeyPath, references: References) -> set[KeyPath]:
-    """Every key that the value at `path` names, or a value that is named, and so on."""
+    """Every key that the value at `path` refers to, directly or through others."""
     found: set[KeyPath] = set()
     todo = [path]
     while todo:
@@ -130,7 +130,7 @@ def _reach(path: KeyPath, references: References) -> set[KeyPath]:
 def _why(path: KeyPath, references: References, data: dict[str, Any], error: Exception) -> str:
     for key in references[path]:
         if any(overlap(path, other) for other in _reach(key, references) | {key}):
-            return "refers to itself" + ("" if overlap(path, key) else f" by way of {dotted(key)}")
+            return "refers to itself" + ("" if overlap(path, key) else f" through {dotted(key)}")
         if wrong := unknown_key(key):
             return f"in ${{…}}: {wrong}"
         if isinstance(error, InterpolationToMissingValueError) or not _has(data, key):

@@ -1,8 +1,8 @@
-"""What the configuration's JSON Schema says: which keys there are, and which is meant by a wrong one.
+"""The keys of the configuration, from its JSON Schema, and suggestions for unknown ones.
 
     python -c "from gemctl.config.keys import json_schema; print(json_schema())"
 
-The schema is the only list of keys: errors, suggestions and docs/reference.md all come from it.
+Errors, suggestions and docs/reference.md all use this schema; there is no other list of keys.
 """
 
 import dataclasses
@@ -13,9 +13,9 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from gemctl.config.schema import Config
-from gemctl.specs import json_schema as words
-from gemctl.specs.json_schema import Node, inlined, options
-from gemctl.specs.yaml_file import KeyPath
+from gemctl.specs import json_schema as schemas
+from gemctl.specs.json_schema import Node, inlined, is_mapping, options
+from gemctl.specs.yaml_file import KeyPath, dotted
 from gemctl.suggest import closest, offer
 
 GROUPS = [*(group.name for group in dataclasses.fields(Config)), "experiment"]
@@ -23,7 +23,7 @@ GROUPS = [*(group.name for group in dataclasses.fields(Config)), "experiment"]
 
 @functools.cache
 def adapter() -> TypeAdapter[Config]:
-    """Pydantic's checker of Config."""
+    """Pydantic's validator of Config."""
     return TypeAdapter(Config)
 
 
@@ -36,28 +36,28 @@ def json_schema() -> Node:
 
 @functools.cache
 def tree() -> Node:
-    """The same with every reference followed."""
+    """The schema with every reference resolved."""
     return inlined(json_schema())
 
 
 def find(path: KeyPath) -> Node | None:
     """The schema of the value at `path`; None if there is no such key."""
-    return words.find(tree(), path)
+    return schemas.find(tree(), path)
 
 
 def find_in(data: Any, path: KeyPath) -> Node | None:
-    """The same where the data's own `kind` chooses among alternatives."""
+    """The schema of the value at `path`; where there are alternatives, the one that the data choose by `kind`."""
     node: Node | None = tree()
     for name in path:
-        node = words.child(words.chosen(node, data), name) if node is not None else None
+        node = schemas.child(schemas.chosen(node, data), name) if node is not None else None
         inside = name in data if isinstance(data, dict) else isinstance(data, list) and name in range(len(data))
         data = data[name] if inside else None
-    return None if node is None else words.chosen(node, data)
+    return None if node is None else schemas.chosen(node, data)
 
 
 @functools.cache
 def all_keys() -> dict[str, Node]:
-    """Every key, groups included, as `a.b.c`, with its schema, in the schema's order."""
+    """Every key, groups included, as `a.b.c`, with its schema, in order."""
     found: dict[str, Node] = {}
 
     def walk(node: Node, prefix: str) -> None:
@@ -71,7 +71,7 @@ def all_keys() -> dict[str, Node]:
 
 
 def has_free_names(path: KeyPath) -> bool:
-    """True if the mapping at `path` takes any name, as `topology.tables` does."""
+    """True if the mapping at `path` takes any names as keys, like `topology.tables`."""
     return isinstance((find(path) or {}).get("additionalProperties"), dict)
 
 
@@ -85,3 +85,16 @@ def did_you_mean_key(key: str) -> str:
     name = closest(key.rpartition(".")[2], by_name)
     same_name = [one for found in name for one in get_close_matches(key, by_name[found], n=len(known), cutoff=0)]
     return offer(list(dict.fromkeys([*whole, *same_name])))
+
+
+def unknown_key(path: KeyPath, given: int = 1) -> str | None:
+    """Why there is no key `path`, whose first `given` names were given as one word; None if there is."""
+    for length in range(1, len(path) + 1):
+        if find(path[:length]) is not None:
+            continue
+        parent = find(path[: length - 1])
+        if parent is not None and not is_mapping(parent):
+            return f"{dotted(path[: length - 1])} has no nested keys: set it as a whole"
+        wrong = dotted(path[: max(length, given)])
+        return f"unknown key {wrong!r}{did_you_mean_key(wrong)}"
+    return None

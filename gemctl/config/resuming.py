@@ -1,8 +1,8 @@
-"""What a resumed run may change: every key of the configuration is free, allowed on request, or refused, with a reason.
+"""Which keys a resumed run may change: each one freely, only with --allow, or not at all, with the reason.
 
     gemctl resume RUN launcher.ranks_per_node=2 optim.dense.lr=1e-4 --allow optim.dense.lr
 
-RULES is the only list; docs/reference.md shows it, and a test checks that it speaks of every key.
+RULES covers every key, and docs/reference.md shows it.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Rule:
-    """Holds for `key` and, if it is a group, for all keys below it that have no rule of their own."""
+    """Applies to `key` and to all keys below it that have no rule of their own."""
 
     key: str
     kind: Kind
@@ -35,7 +35,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Change:
-    """A key whose value a resumed run changes, or whose files have changed: `details` says in what, a line each."""
+    """A key whose value a resumed run changes, or whose files have changed; `details`: how, one line each."""
 
     key: str
     before: Any
@@ -44,7 +44,7 @@ class Change:
     details: list[str] = field(default_factory=list)
 
     def lines(self) -> list[str]:
-        """For people: the key and its values, then the details."""
+        """The key with its values, then the details."""
         same = self.before == self.after
         what = f"{self.after!r} has changed" if same else f"{self.before!r} → {self.after!r}"
         return [f"{self.key}: {what}", *(f"{self.key}: {detail}" for detail in self.details)]
@@ -52,47 +52,47 @@ class Change:
 
 LAYOUT = "the state is resharded; the curve stays the same up to rounding"
 COURSE = "changes the curve from here on"
-ROWS = "other rows from here on: some may come twice, others not at all"
-AVERAGE = "{} not touch the state, but with optim.tables.sync_every > 1 the tables' replicas are averaged for them"
-MODEL = "the saved state is this model's; to take over what fits, start a run with checkpoint.warm_start"
+ROWS = "different rows from here on: some may be repeated, others skipped"
+AVERAGE = "{} not change the state, except that table replicas are averaged first if optim.tables.sync_every > 1"
+MODEL = "the saved state belongs to this model; to load what fits into another, start a run with checkpoint.warm_start"
 
 RULES = (
-    Rule("run", Kind.REFUSED, "names the run and where it lies"),
-    Rule("run.seed", Kind.REFUSED, "the order of the rows and every random draw follow from it"),
-    Rule("run.access", Kind.REFUSED, "it is the mode of the run's folder, and its owner's to change: docs/security.md"),
-    Rule("train.steps", Kind.FREE, "how far the run goes does not change how it gets there"),
+    Rule("run", Kind.REFUSED, "the run's name and directory"),
+    Rule("run.seed", Kind.REFUSED, "it determines the row order and every random draw"),
+    Rule("run.access", Kind.REFUSED, "the mode of the run directory, which its owner can change: docs/security.md"),
+    Rule("train.steps", Kind.FREE, "the last step does not affect the steps before it"),
     Rule("train.eval_every", Kind.FREE, AVERAGE.format("evaluations do")),
-    Rule("train.log_every", Kind.FREE, "logs do not touch the state"),
+    Rule("train.log_every", Kind.FREE, "logging does not change the state"),
     Rule("train.accumulate", Kind.FREE, "the same sums in another order"),
-    Rule("train.recompute", Kind.FREE, "the same values, made twice"),
-    Rule("train.nan", Kind.FREE, "matters only where a loss or a gradient is not finite"),
-    Rule("train.spike", Kind.FREE, "matters only where a loss is a spike"),
+    Rule("train.recompute", Kind.FREE, "the same values, computed twice"),
+    Rule("train.nan", Kind.FREE, "affects only non-finite losses and gradients"),
+    Rule("train.spike", Kind.FREE, "affects only loss spikes"),
     Rule("train.global_batch", Kind.ALLOW, "step s begins at row s · global_batch: " + ROWS),
     Rule("train", Kind.ALLOW, COURSE),
-    Rule("recover", Kind.FREE, "how failures are met does not touch the state"),
-    Rule("data.spec", Kind.ALLOW, "says what the model's inputs and tables are"),
-    Rule("data.synthetic", Kind.REFUSED, "says which log the files hold"),
-    Rule("data.eval", Kind.FREE, "evaluations do not touch the state"),
-    Rule("data.prefetch", Kind.FREE, "the same batches, earlier"),
+    Rule("recover", Kind.FREE, "failure handling does not change the state"),
+    Rule("data.spec", Kind.ALLOW, "it defines the model's inputs and tables"),
+    Rule("data.synthetic", Kind.REFUSED, "it defines the log in the files"),
+    Rule("data.eval", Kind.FREE, "evaluation does not change the state"),
+    Rule("data.prefetch", Kind.FREE, "the same batches, read earlier"),
     Rule("data", Kind.ALLOW, ROWS),
     Rule("model", Kind.REFUSED, MODEL),
     Rule("precision", Kind.ALLOW, COURSE),
-    Rule("optim.tables.kind", Kind.REFUSED, "the saved state is that optimizer's"),
+    Rule("optim.tables.kind", Kind.REFUSED, "the saved state belongs to this optimizer"),
     Rule("optim", Kind.ALLOW, COURSE),
-    Rule("topology.mp_replicate", Kind.ALLOW, "replicas of tables update with their own rows first: another curve"),
+    Rule("topology.mp_replicate", Kind.ALLOW, "table replicas are updated with their own rows first: another curve"),
     Rule("topology", Kind.FREE, LAYOUT),
     Rule("cluster", Kind.FREE, LAYOUT),
-    Rule("checkpoint.warm_start", Kind.REFUSED, "counts at the start of a run alone"),
+    Rule("checkpoint.warm_start", Kind.REFUSED, "it applies only at the start of a run"),
     Rule("checkpoint", Kind.FREE, AVERAGE.format("saves do")),
     Rule("launcher", Kind.FREE, LAYOUT),
 )
 
-MOVED = Rule("data", Kind.FREE, "the same content at another place")
-GROWN = Rule("data.train", Kind.FREE, "the rows up to here are the same, and others follow them")
+MOVED = Rule("data", Kind.FREE, "the same content in another place")
+GROWN = Rule("data.train", Kind.FREE, "the rows up to here are the same; more follow them")
 
 
 def rule_of(key: str) -> Rule:
-    """The rule of the longest key that `key` is or lies below. KeyError if none speaks of it."""
+    """The most specific rule that applies to `key`. KeyError if there is none."""
     matches = [rule for rule in RULES if key == rule.key or key.startswith(rule.key + ".")]
     if not matches:
         raise KeyError(key)
@@ -100,12 +100,12 @@ def rule_of(key: str) -> Rule:
 
 
 def refuse_choices(words: list[str]) -> None:
-    """InputError for each GROUP=CHOICE whose group a resumed run keeps as it is, by one line for the group."""
+    """InputError for each GROUP=CHOICE whose group a resumed run may not change."""
     problems = []
     for word in words:
         group = word.split("=")[0]
         if group == "experiment":
-            problems.append(f"{word}: refused, it chooses a whole configuration, and the run has one")
+            problems.append(f"{word}: refused, an experiment is a whole configuration, and the run has one")
         elif group in GROUPS and rule_of(group).kind is Kind.REFUSED:
             problems.append(f"{word}: refused, {rule_of(group).reason}")
     if problems:
@@ -113,14 +113,14 @@ def refuse_choices(words: list[str]) -> None:
 
 
 def changes(before: Config, after: Config) -> list[Change]:
-    """Every key whose value differs, in the order of the schema."""
+    """The keys whose values differ, in the schema's order."""
     old, new = (_flat(dataclasses.asdict(config), ()) for config in (before, after))
     keys = dict.fromkeys([*old, *new])
     return [Change(key, old.get(key), new.get(key), rule_of(key)) for key in keys if old.get(key) != new.get(key)]
 
 
 def check_changes(found: list[Change], allowed: list[str]) -> None:
-    """InputError for each change that is refused, or that needs `--allow` and has none, and for a wrong `--allow`.
+    """InputError for changes that are refused or need an `--allow` that is not given, and for unknown `--allow` keys.
 
     `allowed`: keys, or groups of them.
     """
@@ -130,13 +130,13 @@ def check_changes(found: list[Change], allowed: list[str]) -> None:
         if change.rule.kind is Kind.REFUSED:
             problems += [f"{what}: refused, {change.rule.reason}", *details]
         elif change.rule.kind is Kind.ALLOW and not covers(allowed, change.key):
-            problems += [f"{what}: {change.rule.reason}; if you want that: --allow {change.key}", *details]
+            problems += [f"{what}: {change.rule.reason}; to change it anyway: --allow {change.key}", *details]
     if problems:
         raise InputError(problems)
 
 
 def covers(allowed: list[str], key: str) -> bool:
-    """True if `key` is one of `allowed` or lies in such a group."""
+    """True if `key` is one of `allowed`, or below one."""
     return any(key == one or key.startswith(one + ".") for one in allowed)
 
 

@@ -56,24 +56,24 @@ def write(path: Path, text: str) -> str:
             "topology.tables=3",
             "topology.tables=3: must be a mapping of names to row_wise, table_wise or table_row_wise, not 3",
         ),
-        ("train.steps.x=3", "train.steps.x=3: train.steps has no keys of its own: set it whole"),
-        ("optim.dense.betas.0=0.5", "optim.dense.betas.0=0.5: optim.dense.betas has no keys of its own: set it whole"),
+        ("train.steps.x=3", "train.steps.x=3: train.steps has no nested keys: set it as a whole"),
+        ("optim.dense.betas.0=0.5", "optim.dense.betas.0=0.5: optim.dense.betas has no nested keys: set it as a whole"),
         ("model={dimm: 3}", "model={dimm: 3}: unknown key 'model.dimm'; did you mean model.dim?"),
         ("+model.depth=3", "+model.depth=3: keys cannot be added: write model.depth=3"),
         ("++train.stepz=3", "++train.stepz=3: keys cannot be added; did you mean"),
         ("~train.steps", "~train.steps: keys cannot be removed: set train.steps to a value"),
-        ("train.steps=1,2", "train.steps=1,2: one run has one value: several make a sweep, with -m"),
-        ("model@x=gem_nano", "model@x=gem_nano: a group is chosen as GROUP=CHOICE"),
+        ("train.steps=1,2", "train.steps=1,2: several values: use -m for a sweep over them"),
+        ("model@x=gem_nano", "model@x=gem_nano: choose a group with GROUP=CHOICE"),
         ("train.steps", "train.steps: neither KEY=VALUE nor a YAML file"),
         ("train.stepz", "train.stepz: neither KEY=VALUE nor a YAML file; did you mean train.steps?"),
-        ("train.steps=(1", "train.steps=(1: no valid value"),
-        ("=3", "=3: no key before ="),
+        ("train.steps=(1", "train.steps=(1: invalid value"),
+        ("=3", "=3: the key before = is missing"),
         ("data.spec=${run.nam}", "data.spec=${run.nam}: in ${…}: unknown key 'run.nam'; did you mean run.name"),
         ("data.spec=${nope}", "data.spec=${nope}: in ${…}: unknown key 'nope'"),
         ("run.name=${train.stps}", "run.name=${train.stps}: in ${…}: unknown key 'train.stps'; did you mean train.st"),
         ("run.name=${run.name}", "run.name=${run.name}: refers to itself"),
         ("train.steps=${run.name}", 'train.steps=${run.name}: must be an integer ≥ 1, not "synthetic"'),
-        ("data.spec=${cluster.gpu.x}", "data.spec=${cluster.gpu.x}: in ${…}: cluster.gpu has no keys of its own"),
+        ("data.spec=${cluster.gpu.x}", "data.spec=${cluster.gpu.x}: in ${…}: cluster.gpu has no nested keys"),
         ("train.steps=${x:1}", "train.steps=${x:1}: can't be resolved: Unsupported interpolation type x"),
         ("data=parquet", "data.spec must be set: feature spec (YAML)"),
         ("hydra.run.dir=x", "hydra.run.dir=x: unknown key 'hydra.run.dir'"),
@@ -144,7 +144,7 @@ def test_a_files_problem_names_its_line(text: str, expected: str, tmp_path: Path
         ("train: {steps: abc}", 'train.steps: must be an integer ≥ 1, not "abc"'),
         ("train: {steps: -1}", "train.steps: must be an integer ≥ 1, not -1"),
         ("train: {steps: '${run.nope}'}", "train.steps: in ${…}: unknown key 'run.nope'"),
-        ("train: {steps: '${.log_every}', log_every: '${.steps}'}", "train.steps: refers to itself by way of train.lo"),
+        ("train: {steps: '${.log_every}', log_every: '${.steps}'}", "train.steps: refers to itself through train.lo"),
         ("train:\n  steps: ???", "train.steps must be set: "),
         ("train: [", "not YAML: "),
     ],
@@ -171,7 +171,7 @@ def test_a_missing_file_is_named() -> None:
 def test_a_choice_that_the_file_hides_wholly_is_refused(tmp_path: Path) -> None:
     file = write(tmp_path / "my.yaml", "precision: {dense: fp32}\n")
     assert problems(["precision=bf16"], file) == [
-        f"precision=bf16: has no effect: {file} sets all that it would change"
+        f"precision=bf16: has no effect: {file} overrides everything that it sets"
     ]
     compose(file, ["precision=fp32"])  # changes nothing, and says nothing else
 
@@ -188,8 +188,8 @@ def test_a_choice_that_the_file_hides_wholly_is_refused(tmp_path: Path) -> None:
         ({"model/big.yaml": "dim: [\n"}, ["model=big"], "model/big.yaml:2: not YAML"),
         ({"model/big.yaml": "dim: 4\ndim: 8\n"}, ["model=big"], "model/big.yaml:2: not YAML: found duplicate key dim"),
         ({"model/big.yaml": "defaults: [huge]\n"}, ["model=big"], "huge"),
-        ({"model/gem_nano.yaml": "dim: 4\n"}, [], "model/gem_nano.yaml: this is the name of a built-in choice"),
-        ({"modle/big.yaml": "dim: 4\n"}, [], "holds no GROUP/CHOICE.yaml"),
+        ({"model/gem_nano.yaml": "dim: 4\n"}, [], "model/gem_nano.yaml: a built-in choice has this name"),
+        ({"modle/big.yaml": "dim: 4\n"}, [], "contains no GROUP/CHOICE.yaml"),
         ({}, [], "no such folder"),
     ],
 )

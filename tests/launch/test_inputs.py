@@ -109,7 +109,7 @@ def test_a_run_that_was_moved_with_its_data_is_resumed(job: Path, capsys: pytest
     found = ahead(capsys, run_of(job.with_name("elsewhere")))
     assert found["checkpoint"] == "step_2.a1" and found["notes"] == []
     assert data_changes(found) == dict.fromkeys(
-        ["data.spec", "data.train", "data.eval"], "the same content at another place"
+        ["data.spec", "data.train", "data.eval"], "the same content in another place"
     )
     after = {one["key"]: one["after"] for one in found["changes"]}
     assert after["data.train"] == str(job.with_name("elsewhere") / "train")
@@ -137,7 +137,7 @@ def test_data_that_were_moved_and_changed_count_as_changed(job: Path, capsys: py
     job.rename(job.with_name("elsewhere"))
     rewritten("train/d.parquet", 40)(job.with_name("elsewhere"))
     lines = ahead(capsys, run_of(job.with_name("elsewhere")), code=2)
-    assert lines[0].startswith(f"data.train: '{job}/train' → '{job.with_name('elsewhere')}/train': other rows")
+    assert lines[0].startswith(f"data.train: '{job}/train' → '{job.with_name('elsewhere')}/train': different rows")
     assert lines[1].startswith("data.train: d.parquet: 60 → 40 rows, ")
 
 
@@ -151,7 +151,7 @@ def test_data_that_are_gone_are_asked_for_by_key(job: Path, capsys: pytest.Captu
     ]
     places = [f"data.{key}={job.with_name(name)}" for key, name in (("train", "train"), ("eval", "eval.parquet"))]
     found = ahead(capsys, run, *places)
-    assert set(data_changes(found).values()) == {"the same content at another place"}
+    assert set(data_changes(found).values()) == {"the same content in another place"}
     assert {one["key"]: one["after"] for one in found["changes"]}["data.spec"] == str(run.attempt(1).path / SPEC)
 
 
@@ -199,7 +199,7 @@ def test_changed_inputs_are_refused_unless_allowed_by_name(
     edit(job)
     first, *details = ahead(capsys, run_of(job), code=2)
     assert first.startswith(f"{key}: '{job / PLACES[key.removeprefix('data.')]}' has changed: ")
-    assert first.endswith(f"; if you want that: --allow {key}") and details[0].startswith(f"{key}: {detail}")
+    assert first.endswith(f"; to change it anyway: --allow {key}") and details[0].startswith(f"{key}: {detail}")
     found = ahead(capsys, run_of(job), "--allow", key)
     (change,) = (one for one in found["changes"] if one["key"] == key)
     assert change["details"][0].startswith(detail)
@@ -210,7 +210,7 @@ def test_files_after_the_ones_read_so_far_are_taken_in_file_order(
 ) -> None:
     rewritten("train/e.parquet")(job)
     found = ahead(capsys, run_of(job))
-    assert data_changes(found) == {"data.train": "the rows up to here are the same, and others follow them"}
+    assert data_changes(found) == {"data.train": "the rows up to here are the same; more follow them"}
     assert found["changes"][-1]["details"] == ["e.parquet was added (60 rows)"]
     (first, *_) = ahead(capsys, run_of(job), "data.order=shuffled", "--allow", "data.order", code=2)
     assert first.endswith("--allow data.train")
@@ -228,7 +228,7 @@ def test_files_after_a_whole_pass_over_the_data_shift_its_rows(job: Path, capsys
 def test_changed_evaluation_data_are_noted(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rewritten("eval.parquet", 40)(job)
     (change,) = (one for one in ahead(capsys, run_of(job))["changes"] if one["key"] == "data.eval")
-    assert change["rule"]["reason"] == "evaluations do not touch the state"
+    assert change["rule"]["reason"] == "evaluation does not change the state"
     assert change["details"][0].startswith(f"{job}/eval.parquet: 60 → 40 rows, ")
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torchx.specs import AppDef, Role, macros
 
 from gemctl.config.compose import compose
-from gemctl.config.slurm import SlurmConfig
+from gemctl.config.schema import SlurmConfig
 from gemctl.errors import InputError
 from gemctl.launchers import slurm
 from gemctl.launchers.api import literal, request

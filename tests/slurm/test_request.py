@@ -17,8 +17,8 @@ from gemctl.cli import main
 from gemctl.cluster.checks import Check
 from gemctl.cluster.node import NodeReport, check_node, read_report
 from gemctl.config.compose import compose, to_yaml
+from gemctl.config.overrides import expand
 from gemctl.config.schema import Config
-from gemctl.config.sweep import expand
 from gemctl.errors import InputError, TooFewHosts
 from gemctl.launchers import slurm, slurm_agents, slurm_client
 from gemctl.launchers.api import from_json, request, to_json

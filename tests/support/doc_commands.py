@@ -16,8 +16,8 @@ from pathlib import Path
 
 from gemctl import cli
 from gemctl.config.compose import compose
+from gemctl.config.overrides import expand
 from gemctl.config.schema import Config
-from gemctl.config.sweep import expand
 from gemctl.data.synthetic import spec_text
 from gemctl.errors import InputError
 from gemctl.plan.build import faults

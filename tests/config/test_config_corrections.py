@@ -39,7 +39,7 @@ def problems(*overrides: str, file: str | None = None) -> list[str]:
         ("data.eval=1_0", "each a non-empty string or null, not 1_0; as a string: data.eval='\"1_0\"'"),
         ("data.train=[a,1e5,'b c']", "as strings: data.train='[\"a\",\"1e5\",\"b c\"]'"),
         ("data.train=a,1", "(a list is data.train='[\"a\",\"1\"]')"),
-        ("optim.dense.betas=1,2", "several make a sweep, with -m"),
+        ("optim.dense.betas=1,2", "several values: use -m for a sweep over them"),
         ("checkpoint.warm_start={source: 1_0}", "must be a non-empty string, not 1_0; as a string: "
          "checkpoint.warm_start.source='\"1_0\"'"),
         ("topology.tables={user: 1e5}", "must be row_wise, table_wise or table_row_wise, not 1e5"),
@@ -50,7 +50,7 @@ def problems(*overrides: str, file: str | None = None) -> list[str]:
         ("data.train=[logs/dt=1,b.pq]", "quote it: data.train='[\"logs/dt=1\",\"b.pq\"]'"),
         ("+train.steps=3", "keys cannot be added: write train.steps=3"),
         ("optim.dense.betas=0.9,0.99", "(a list is optim.dense.betas='[0.9,0.99]')"),
-        ("train.steps=1,2", "one run has one value: several make a sweep, with -m"),
+        ("train.steps=1,2", "several values: use -m for a sweep over them"),
     ],
 )  # fmt: skip
 def test_a_cure_is_what_was_typed_and_legal(override: str, expected: str | None) -> None:
@@ -124,4 +124,4 @@ def test_a_value_that_cannot_be_read_is_not_said_to_be_missing() -> None:
 def test_what_is_too_deep_or_too_long_for_the_grammar_is_one_line() -> None:
     for value in ("[" * 1200 + "]" * 1200, "9" * 6000):
         (problem,) = problems(f"train.steps={value}")
-        assert problem.startswith("train.steps=") and problem.rpartition("no valid value")[2]
+        assert problem.startswith("train.steps=") and problem.rpartition("invalid value")[2]

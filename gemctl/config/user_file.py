@@ -1,4 +1,4 @@
-"""A user's FILE.yaml: values in the schema's own keys, and an optional `defaults:` list that chooses groups.
+"""A user's FILE.yaml: values by key, and an optional `defaults:` list that chooses groups.
 
     defaults:
       - data: ml100k
@@ -6,7 +6,7 @@
     train:
       steps: 500
 
-Its values stand over the chosen groups, and the command line stands over it.
+Its values override those of the chosen groups, and the command line overrides it.
 """
 
 import json
@@ -14,26 +14,26 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gemctl.config.groups import Groups
-from gemctl.config.keys import GROUPS, find
-from gemctl.config.overrides import Setting, unknown_key
+from gemctl.config.keys import GROUPS, find, unknown_key
+from gemctl.config.overrides import Setting
 from gemctl.specs.json_schema import is_mapping
 from gemctl.specs.yaml_file import KeyPath, YamlFile, dotted, overlap
 from gemctl.suggest import did_you_mean
 
 
 @dataclass
-class Overlay:
-    """Choices by group and settings in the file's order; all problems with file:line."""
+class UserFile:
+    """Choices by group, settings in the file's order, and all problems, each with file:line."""
 
     choices: dict[str, str] = field(default_factory=dict)
     settings: list[Setting] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-    broken: set[KeyPath] = field(default_factory=set)  # places in the file that `problems` tell of; (): all of it
+    broken: set[KeyPath] = field(default_factory=set)  # keys that are among the problems; (): the whole file
 
 
-def overlay(file: YamlFile, groups: Groups) -> Overlay:
-    """The parsed file as choices and settings; unknown keys and choices become problems."""
-    found = Overlay(problems=list(file.problems), broken=file.broken)
+def interpret(file: YamlFile, groups: Groups) -> UserFile:
+    """The choices and settings of a parsed file; unknown keys and choices become problems."""
+    found = UserFile(problems=list(file.problems), broken=file.broken)
     if not isinstance(file.data, dict):
         if not file.problems:
             found.problems.append(f"{file.source}:1: a configuration is a mapping of keys, not {file.data!r}")
@@ -44,7 +44,7 @@ def overlay(file: YamlFile, groups: Groups) -> Overlay:
     return found
 
 
-def _defaults(entries: Any, file: YamlFile, groups: Groups, found: Overlay) -> None:
+def _defaults(entries: Any, file: YamlFile, groups: Groups, found: UserFile) -> None:
     if not isinstance(entries, list):
         found.problems.append(f"{file.at(('defaults',))}: defaults: a list of GROUP: CHOICE")
         return
@@ -56,7 +56,7 @@ def _defaults(entries: Any, file: YamlFile, groups: Groups, found: Overlay) -> N
             found.problems.append(f"{file.at(('defaults', index))}: defaults: {problem}")
 
 
-def _default(entry: Any, groups: Groups, found: Overlay) -> str | None:
+def _default(entry: Any, groups: Groups, found: UserFile) -> str | None:
     if not isinstance(entry, dict) or len(entry) != 1:
         return f"{entry!r}: write GROUP: CHOICE (and _self_ only at the end)"
     ((name, choice),) = entry.items()
@@ -71,12 +71,12 @@ def _default(entry: Any, groups: Groups, found: Overlay) -> str | None:
     return problem
 
 
-def _settings(data: dict[str, Any], path: KeyPath, file: YamlFile, found: Overlay) -> None:
+def _settings(data: dict[str, Any], path: KeyPath, file: YamlFile, found: UserFile) -> None:
     for name, value in data.items():
         below = (*path, name)
         hurt = any(overlap(below, other) for other in file.broken)
         if below in file.broken or (hurt and not is_mapping(find(below) or {})):
-            continue  # this is told already
+            continue  # already among the problems
         if find(below) is None:
             found.problems.append(f"{file.at(below)}: {_unknown(below, file.typed.get(below) or value)}")
         elif isinstance(value, dict) and value and is_mapping(find(below) or {}):
