@@ -21,7 +21,7 @@ from gemctl.data.fingerprint import fingerprint
 from gemctl.errors import InputError
 from gemctl.launch.inputs import fingerprint_notes, relocated, require_present
 from gemctl.plan.job import module_notes
-from gemctl.report.scores import Evaluation
+from gemctl.report.report import Evaluation
 from gemctl.run.base import newest_verified
 from gemctl.run.directory import RunDir, find
 from gemctl.run.files import read_text

@@ -13,14 +13,14 @@ from typing import Any
 from rich.console import Group
 
 from gemctl.render.sections import Section, rich
+from gemctl.report.attempts import AttemptReport
 from gemctl.report.compare import Diff
-from gemctl.report.report import AttemptReport, Report
-from gemctl.report.scores import Evaluation
+from gemctl.report.efficiency import COMPUTE
+from gemctl.report.report import Evaluation, Report
 from gemctl.units import DASH, binary, count, date, milliseconds, number, percent, plural, rate, si
 
 SCORES = ["task", "scorer", "examples", "base rate", "NE", "AUC", "calibration", "best possible NE", "gap closed"]
 BASELINE = "logistic regression"
-COMPUTE = ("dense_forward", "dense_backward")
 FACTORS = {"ranks": rate, "peak of one rank (FLOP/s)": si, "FLOPs per example": si, "local MFU": percent,
            "scaling ratio": number, "effective MFU": percent, "examples/s": rate}  # fmt: skip
 QUALITY = (("ne", "NE", number), ("auc", "AUC", number), ("best_ne", "best possible NE", number),

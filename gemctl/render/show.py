@@ -33,7 +33,7 @@ RENDERERS = {
     "gemctl.report.measured.Layers": "gemctl.render.bench:layers",
     "gemctl.report.measured.ModelBench": "gemctl.render.bench:model",
     "gemctl.report.report.Report": "gemctl.render.report:report",
-    "gemctl.report.scores.Evaluation": "gemctl.render.report:evaluation",
+    "gemctl.report.report.Evaluation": "gemctl.render.report:evaluation",
     "gemctl.report.status.RunList": "gemctl.render.status:run_list",
     "gemctl.report.status.RunStatus": "gemctl.render.status:run_status",
     "gemctl.run.checkpoints.Comparison": "gemctl.render.checkpoint:comparison",

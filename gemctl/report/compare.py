@@ -1,4 +1,4 @@
-"""Two runs side by side: what was asked differently, and both reports.
+"""Two runs side by side: both reports, the settings that differ, and why the speed differs.
 
 gemctl report RUN --diff RUN
 """
@@ -7,6 +7,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from gemctl.config.compose import from_yaml
 from gemctl.errors import InputError
 from gemctl.report.report import Report, build
 from gemctl.run.directory import RunDir
@@ -15,7 +16,7 @@ from gemctl.run.files import read_text
 
 @dataclass
 class Setting:
-    """A configuration key whose values differ between two runs, as YAML has them."""
+    """A configuration key whose values differ between two runs."""
 
     key: str
     first: str
@@ -24,7 +25,7 @@ class Setting:
 
 @dataclass
 class Factor:
-    """Something that makes examples/s, in both runs; `changes`: by which factor it changes them in the second."""
+    """A factor of examples/s, in both runs; `changes`: by how much it multiplies examples/s in the second run."""
 
     name: str
     first: float
@@ -34,10 +35,9 @@ class Factor:
 
 @dataclass
 class Diff:
-    """Two runs' reports, the settings in which their last attempts differ, and what their speeds differ by: the factors
-    of examples/s, which come last and are the product of the others; none where a run has no speed. `parts`: seconds
-    of a step by part, in the first, the second, and their difference.
-    """
+    """`settings`: those in which the last attempts differ. `factors`: of examples/s, which is the last one and the
+    product of the others; empty if a run has no speed. `parts`: seconds of a step by part, in the first run and the
+    second, and their difference."""
 
     runs: list[Report]
     settings: list[Setting]
@@ -55,9 +55,9 @@ def compare(first: RunDir, second: RunDir) -> Diff:
 
 
 def _factors(first: Report, second: Report) -> list[Factor]:
-    """examples/s = ranks × peak of one rank × local MFU × scaling ratio / FLOPs per example, an identity."""
+    """examples/s = ranks × peak of one rank × local MFU × scaling ratio / FLOPs per example."""
     known = all(report.throughput.scaling_ratio is not None for report in (first, second))
-    values = [_made_of(report, split=known) for report in (first, second)]
+    values = [_factor_values(report, split=known) for report in (first, second)]
     if any(value is None or not value for one in values for value in one.values()):
         return []
     found = []
@@ -67,7 +67,7 @@ def _factors(first: Report, second: Report) -> list[Factor]:
     return found
 
 
-def _made_of(report: Report, split: bool) -> dict[str, float | None]:
+def _factor_values(report: Report, split: bool) -> dict[str, float | None]:
     t = report.throughput
     mfu = {"local MFU": t.local_mfu, "scaling ratio": t.scaling_ratio} if split else {"effective MFU": t.effective_mfu}
     ranks = {"ranks": float(report.attempts[-1].ranks), "peak of one rank (FLOP/s)": t.rank_peak}
@@ -75,7 +75,7 @@ def _made_of(report: Report, split: bool) -> dict[str, float | None]:
 
 
 def _parts(first: dict[str, float], second: dict[str, float]) -> dict[str, tuple[float, float, float]]:
-    """A part that one of the two does not have took no time there."""
+    """A part that only one run has took no time in the other."""
     if not first or not second:
         return {}
     pairs = {name: (first.get(name, 0.0), second.get(name, 0.0)) for name in dict.fromkeys([*first, *second])}
@@ -85,11 +85,9 @@ def _parts(first: dict[str, float], second: dict[str, float]) -> dict[str, tuple
 
 def _settings(run: RunDir) -> dict[str, str]:
     """The last attempt's configuration with dotted keys; entries of a list of mappings are numbered from 0."""
-    from gemctl.config.compose import from_yaml  # noqa: PLC0415
-
     attempt = run.configured()
     if attempt is None:
-        raise InputError(f"{run.path}: no attempt was made yet, so there is nothing to compare")
+        raise InputError(f"{run.path}: the run has no attempt yet, so there is nothing to compare")
 
     flat: dict[str, str] = {}
 

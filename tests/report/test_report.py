@@ -18,7 +18,8 @@ from gemctl.launch.progress import Progress
 from gemctl.render.page import diff_html, report_html
 from gemctl.render.show import plain, rendered
 from gemctl.report.compare import compare
-from gemctl.report.report import GpuMemory, build
+from gemctl.report.report import build
+from gemctl.report.resources import GpuMemory
 from gemctl.run.attempt import Attempt, Base, claim
 from gemctl.run.base import RolledBack, record_rollback
 from gemctl.run.directory import RunDir
@@ -120,7 +121,7 @@ def test_steps_done_again_are_marked_and_leave_the_curve(run: RunDir) -> None:
     assert (second.outcome, second.redone, second.base_step) == ("finished", 0, 20)
     assert first.cause == "rank 2 failed first, in stage step, step 31: killed by SIGKILL"
     assert report.step == report.steps == 40 and report.skipped == 4 and report.unknown_ids == {"item": 12}
-    assert any("10 steps were done again" in note for note in report.notes)
+    assert any("10 steps were repeated" in note for note in report.notes)
 
 
 def test_steps_after_the_last_line_were_done_too(run: RunDir) -> None:
@@ -135,7 +136,7 @@ def test_scores_that_are_not_finite_are_told(run: RunDir) -> None:
     JsonLog(run.attempt(2).metrics).write(
         {"kind": "eval", "step": 40, "time": time.time(), "seconds": 2.0, "tasks": tasks}
     )
-    assert "task click: 5000 rows have scores that are not finite; they are in no other figure" in build(run).notes
+    assert "task click: 5000 rows have non-finite scores and are left out of all figures" in build(run).notes
 
 
 def test_an_attempt_loses_only_steps_that_it_did_itself(run: RunDir) -> None:
@@ -196,7 +197,7 @@ def test_saves_are_timed_and_failed_ones_and_loads_are_told(run: RunDir) -> None
     notes = build(run).notes
     assert "attempt 1 loaded step_5.a9: AdamW state 6 tensors, 6 of them compared with what was saved" in notes
     assert "step 20: retry: rank 1: disk full" in notes
-    assert "saving step 20 failed, training went on without it: rank 1: disk full" in notes
+    assert "saving step 20 failed, training continued without it: rank 1: disk full" in notes
 
 
 def test_checkpoints_are_verified_and_damage_is_named(run: RunDir) -> None:
@@ -214,7 +215,7 @@ def test_terminal_json_and_html_show_the_same_figures(run: RunDir) -> None:
     report = build(run)
     shown, page = text(report), report_html(report)
     for figure in ("0.8600", "70.0%", "0.7500", "1.010", "20.0%", "step_40.a2", "verified", "killed by SIGKILL",
-                   "lost_work", "unaccounted", "10 steps were done again"):  # fmt: skip
+                   "lost_work", "unaccounted", "10 steps were repeated"):  # fmt: skip
         assert figure in shown and figure in html.unescape(page), figure
     assert "local MFU" in shown and "–" in shown
     assert not re.search(r"(src|href)=|https?://", page), "the page must need no other file"

@@ -80,7 +80,7 @@ def test_both_ratios_once_the_layers_are_measured(run: RunDir) -> None:
 def test_ratios_that_do_not_agree_are_said_to(run: RunDir) -> None:
     measured(run, 0.4)
     (note,) = (note for note in build(run).notes if "by division" in note)
-    assert "0.500 by division and 0.780 from the ledger: 56% apart" in note and "1.56 ×" in note
+    assert "0.500 by division and 0.780 from the ledger: they differ by 56%" in note and "1.56 ×" in note
 
 
 def test_exposed_communication_and_evaluations_are_no_compute(run: RunDir, tmp_path: Path) -> None:

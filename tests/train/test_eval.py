@@ -27,7 +27,7 @@ from gemctl.errors import GemctlError, InputError
 from gemctl.mesh.topology import resolve
 from gemctl.parallel.assemble import assemble
 from gemctl.render.show import plain, rendered
-from gemctl.report.scores import Evaluation
+from gemctl.report.report import Evaluation
 from gemctl.run.attempt import Base, claim
 from gemctl.run.directory import RunDir
 from gemctl.run.manifest import RunFacts

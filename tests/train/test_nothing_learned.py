@@ -104,8 +104,8 @@ def test_progress_and_report_say_which_task_no_row_counts_for(tmp_path: Path) ->
     assert said.count("no row counts for task like: its label is null or masked in all, or the weight is 0") == 1
     assert said.count("step 2: no row counts for task click") == 1
     notes = build(run).notes
-    why = "no row counted (its label null or masked, or the weight 0)"
-    assert f"task like: {why} in any step; nothing was learned of it" in notes
+    why = "no row counted (label null or masked, or weight 0)"
+    assert f"task like: {why} in any step, so nothing was learned of it" in notes
     assert f"task click: {why} in 1 of 4 steps" in notes
 
 
