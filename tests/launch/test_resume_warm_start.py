@@ -78,7 +78,7 @@ def test_dry_run_reports_what_would_be_taken(other: RunDir, tmp_path: Path, caps
     assert main(["train", *asked, "--dry-run"]) == 0
     assert "shape differs, keeps its initial values: dense.heads.tasks.0.0.weight is [" in capsys.readouterr().out
     assert main(["resume", str(other.path), "checkpoint.warm_start.source=x", "--dry-run"]) == 2
-    assert "counts at the start of a run alone" in capsys.readouterr().err
+    assert "applies only at the start of a run" in capsys.readouterr().err
 
 
 def test_only_what_is_chosen_is_loaded(tmp_path: Path) -> None:
