@@ -1,8 +1,8 @@
-"""Batches to measure with: random rows of a feature spec whose histories have given lengths, and such lengths.
+"""Random batches of a feature spec to measure with, and history lengths for them.
 
     batch = random_batch(spec, {"history": filled(64, 512, 0.3)}, seed=0)
 
-Ids follow Zipf's law over a table's rows, as ids in logs do, so that rows of tables repeat as they do in training.
+Ids follow Zipf's law over the rows of their table, so that rows repeat as they do in training.
 """
 
 import numpy as np
@@ -18,7 +18,7 @@ ZIPF = 1.1
 
 
 def filled(rows: int, longest: int, fill: float, seed: int = 0) -> Ints:
-    """Lengths [rows] up to `longest`, which the first row has, with mean `fill` · `longest` (0 < fill < 1)."""
+    """int64 [rows]: lengths with mean `fill` · `longest` (0 < fill < 1); the first one is `longest`."""
     draw = np.random.default_rng(seed)
     lengths = np.rint(draw.random(rows) ** (1 / fill - 1) * longest).astype(np.int64)
     lengths[0] = longest
@@ -26,7 +26,7 @@ def filled(rows: int, longest: int, fill: float, seed: int = 0) -> Ints:
 
 
 def random_batch(spec: FeatureSpec, lengths: dict[str, Ints], seed: int) -> Batch:
-    """A batch whose history `name` has `lengths[name]` [B] events; a multi-valued feature has 0 to 3 ids a row."""
+    """A batch whose history `name` has `lengths[name]` [B] events; a multi-valued feature has 0 to 3 ids per row."""
     draw = np.random.default_rng(seed)
     rows = len(next(iter(lengths.values())))
     sizes = {table.name: table.rows for table in spec.tables}

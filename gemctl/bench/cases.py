@@ -1,7 +1,7 @@
-"""The inputs of the kernel benchmark: jagged batches of the shapes that GEM's articles use.
+"""The inputs of the kernel benchmark: jagged batches with the shapes of the published GEM benchmarks.
 
-A peer is a function of a `Case` that returns its forward as a call without arguments, differentiable in the case's q, k
-and v, or None where it cannot do the case:
+A peer is a function of a `Case`. It returns its forward as a callable without arguments, differentiable with respect to
+the case's q, k and v, or None if it does not support the case:
 
     def my_peer(case: Case) -> Callable[[], Tensor] | None: ...
 """
@@ -25,14 +25,14 @@ ACTIVATION = "fast_gelu"
 
 @dataclass(frozen=True)
 class Shape:
-    """Lengths of one case: uniform on [1, longest], or `longest` for all where `full`; `keys`: fixed keys a row."""
+    """Lengths of a case: uniform on [1, longest], or all `longest` if `full`; `keys`: a fixed count of keys per row."""
 
     name: str
     longest: int
     full: bool = False
     keys: int | None = None
     causal: bool = False
-    rows: float = 1.0  # of the batch
+    rows: float = 1.0  # fraction of the batch
 
 
 SHAPES = (
@@ -70,11 +70,11 @@ class Case:
 
     @property
     def scale(self) -> float:
-        """What scores are multiplied with."""
+        """The factor of the scores."""
         return float(self.q.shape[-1] ** -0.5)
 
     def call(self) -> Tensor:
-        """Our op's output."""
+        """The output of gemctl's op."""
         both = self.q, self.k, self.v, self.q_offsets, self.k_offsets, self.max_q, self.max_k
         if self.op == "gdpa":
             return gdpa(*both, activation=ACTIVATION, pre_scale=self.scale, causal=self.shape.causal)
@@ -85,7 +85,7 @@ class Case:
         return pooled_attention(self.q, self.k, self.v, self.k_offsets, self.max_k)
 
     def flops(self) -> int:
-        """Of a forward."""
+        """Useful FLOPs of a forward."""
         len_q, len_k = (x.diff().cpu().numpy() for x in (self.q_offsets, self.k_offsets))
         pairs = {
             "block_attention": lambda: flops.block_pairs(len_k, BLOCK),
@@ -94,14 +94,14 @@ class Case:
         return flops.attention_forward(pairs, self.q.shape[1], self.q.shape[2])
 
     def bytes(self, backward: bool) -> int:
-        """Of every tensor once: inputs and output, or in the backward inputs, their gradients and the output's."""
+        """Bytes of every tensor once: inputs and output; in the backward inputs, their gradients and the output's."""
         wide = self.k.nbytes * (2 if self.op == "pooled_attention" else 3)
         outer = self.q.nbytes * (len(self.k_offsets) - 1 if self.op == "pooled_attention" else 1)
         return 2 * wide + outer if backward else wide + outer
 
 
 def make(op: str, shape: Shape, batch: int, heads: int, dim: int, dtype: torch.dtype, device: torch.device) -> Case:
-    """Random inputs, the same on every call."""
+    """Random inputs, the same for every call."""
     generator = torch.Generator(device).manual_seed(0)
     rows = max(1, int(batch * shape.rows))
     lengths = torch.randint(1, shape.longest + 1, (rows,), generator=generator, device=device)

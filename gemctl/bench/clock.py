@@ -1,4 +1,4 @@
-"""Seconds of a call, on a GPU by events and with a cold L2 cache, on CPU by the clock.
+"""Timing of calls: on a GPU by events on its stream, on CPU by the clock.
 
 python -c "import torch, gemctl.bench.clock as c; print(c.seconds(lambda: torch.ones(9), torch.device('cpu')))"
 """
@@ -12,16 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-TARGET = 0.03  # seconds that one measurement takes, if a call is shorter
-MOST = 20  # calls of one measurement
-AHEAD = 2_000_000  # cycles that a GPU idles before each call, a millisecond, so that the host's launches are not timed
+TARGET = 0.03  # seconds of one measurement, which repeats shorter calls
+MOST = 20  # calls per measurement
 CACHE = 256 << 20  # bytes written between calls, more than any L2 cache holds
+MILLISECOND = 2_000_000  # GPU cycles, about
 
 Call = Callable[[], Any]
 
 
 def seconds(call: Call, device: torch.device) -> float:
-    """Median seconds of several calls, after two that are not counted."""
+    """Median seconds of several calls with a cold L2 cache, after two warm-up calls."""
     call()
     measure = _on_gpu if device.type == "cuda" else _on_cpu
     once = measure(call, 1)
@@ -31,31 +31,53 @@ def seconds(call: Call, device: torch.device) -> float:
 def host_seconds(call: Call, device: torch.device, calls: int = 50) -> float:
     """Median seconds until a call returns, which on a GPU is before its work is done."""
     call()
-    found = []
+    times = []
     for _ in range(calls):
-        _wait(device)
+        _synchronize(device)
         start = time.perf_counter()
         call()
-        found.append(time.perf_counter() - start)
-    _wait(device)
-    return median(found)
+        times.append(time.perf_counter() - start)
+    _synchronize(device)
+    return median(times)
 
 
-def _wait(device: torch.device) -> None:
+def start_ahead(device: torch.device, milliseconds: int) -> None:
+    """Keeps a GPU busy while the host launches what follows, so that launches are not timed. Nothing on CPU."""
+    if device.type == "cuda":
+        torch.cuda._sleep(milliseconds * MILLISECOND)
+
+
+def mark(device: torch.device) -> Any:
+    """A point in time, on a GPU of its stream."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def between(first: Any, second: Any) -> float:
+    """Seconds between two marks; waits for the second."""
+    if isinstance(first, float):
+        return float(second) - first
+    second.synchronize()
+    return float(first.elapsed_time(second)) / 1e3
+
+
+def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def _on_gpu(call: Call, calls: int) -> float:
-    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(calls)]
-    for start, end in events:
+    device, marks = torch.device("cuda"), []
+    for _ in range(calls):
         _flush().zero_()
-        torch.cuda._sleep(AHEAD)
-        start.record()
+        start_ahead(device, 1)
+        first = mark(device)
         call()
-        end.record()
-    torch.cuda.synchronize()
-    return median(start.elapsed_time(end) for start, end in events) / 1e3
+        marks.append((first, mark(device)))
+    return median(between(*pair) for pair in marks)
 
 
 @cache
@@ -64,9 +86,9 @@ def _flush() -> Tensor:
 
 
 def _on_cpu(call: Call, calls: int) -> float:
-    found = []
+    times = []
     for _ in range(calls):
         start = time.perf_counter()
         call()
-        found.append(time.perf_counter() - start)
-    return median(found)
+        times.append(time.perf_counter() - start)
+    return median(times)

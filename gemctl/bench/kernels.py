@@ -1,10 +1,10 @@
-"""The kernel benchmark: our ops and what a user would pick instead, on the same inputs, in turns, in one call.
+"""The kernel benchmark: gemctl's ops and alternatives (peers), alternating on the same inputs.
 
     gemctl bench kernels --peer fa2=gemctl.bench.peers:fa2_varlen
 
-Every repeat times all contenders of a case one after another, so that a card that slows down slows all of them. TFLOP/s
-count useful pairs, the backward as 2.5 forwards, as kernel tables do; the two ops that memory bounds count every tensor
-once. Beside it stand the rate of an 8192³ matmul and of a copy, measured before each case of the same call.
+Each repeat times all contenders of a case in turn, so that a GPU that slows down slows all of them. FLOP/s count useful
+pairs, and the backward as 2.5 forwards, as is usual for kernels; for the two memory-bound ops, bytes/s count every
+tensor once. For comparison, an 8192³ matmul and a copy are measured before each case.
 """
 
 import importlib
@@ -33,34 +33,34 @@ Peer = Callable[[Case], Callable[[], Tensor] | None]
 
 
 def peers(words: list[str]) -> dict[str, Peer]:
-    """The functions behind NAME=module:function; InputError names all that are not there."""
+    """The functions of NAME=module:function words. InputError for all that cannot be used."""
     found: dict[str, Peer] = {}
     problems = []
     for word in words:
         name, _, path = word.partition("=")
         if not name or name in {OURS, *found}:
-            problems.append(f"--peer {word}: {name!r} is no name of its own (wanted NAME=module:function)")
+            problems.append(f"--peer {word}: the name {name!r} is empty or taken (expected NAME=module:function)")
             continue
         try:
             found[name] = _function(path)
-        except Exception as error:  # a module is any code
-            problems.append(f"--peer {word}: {error} (wanted NAME=module:function)")
+        except Exception as error:  # importing a module can raise anything
+            problems.append(f"--peer {word}: {error} (expected NAME=module:function)")
     if problems:
         raise InputError(problems)
     return found
 
 
 def _function(path: str) -> Peer:
-    """What `module:function` names."""
+    """The function of `module:function`."""
     module, _, name = path.partition(":")
     function: Peer = getattr(importlib.import_module(module), name)
     if not callable(function):
-        raise TypeError(f"{name} is no function but {function!r}")
+        raise TypeError(f"{name} is not a function but {function!r}")
     return function
 
 
 def run(settings: KernelSettings) -> KernelBench:
-    """The whole benchmark, on inputs that are the same each time."""
+    """The whole benchmark, with the same random inputs each time."""
     start = time.monotonic()
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -73,7 +73,7 @@ def run(settings: KernelSettings) -> KernelBench:
 
 
 def measure(args: KernelSettings, contenders: dict[str, Peer]) -> KernelBench:
-    """All timings that the arguments ask for."""
+    """All timings."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype, shapes = getattr(torch, args.dtype), _shapes(args, device)
     bench = KernelBench(
@@ -97,7 +97,7 @@ def measure(args: KernelSettings, contenders: dict[str, Peer]) -> KernelBench:
 
 
 def _shapes(args: KernelSettings, device: torch.device) -> list[Shape]:
-    """The shapes that are asked for; InputError with everything that is wrong."""
+    """The shapes to measure. InputError has all problems of the settings."""
     known = SMALL if args.small else SHAPES
     names = [shape.name for shape in known]
     problems = [f"--case {name!r}: unknown (one of {', '.join(names)})" for name in args.case if name not in names]
@@ -105,7 +105,7 @@ def _shapes(args: KernelSettings, device: torch.device) -> list[Shape]:
         if getattr(args, option) < 1:
             problems.append(f"--{option.replace('_', '-')} {getattr(args, option)}: must be at least 1")
     if device.type == "cpu" and not args.small:
-        problems.append("there is no GPU here, and the shapes are a GPU's: --small takes tiny ones")
+        problems.append("there is no GPU here: use --small for tiny shapes")
     if problems:
         raise InputError(problems)
     return [shape for shape in known if not args.case or shape.name in args.case]
@@ -120,7 +120,7 @@ def _measure_case(
     repeats: int,
     small: bool,
 ) -> None:
-    """Adds one op's and shape's timings, and the rates of the matmul and the copy just before them."""
+    """Adds the timings of an op and a shape, and the rates of the matmul and the copy before them."""
     case = make(op, shape, *sizes)
     device = case.k.device
     bench.matmul.append(_matmul(case.k.dtype, device, 256 if small else MATMUL))
@@ -160,7 +160,7 @@ def _timing(case: Case, way: str, name: str, times: list[float], best: float, pr
 
 
 def _progress(timings: list[Timing]) -> None:
-    """Shows a case's rates as soon as it is done: a benchmark takes minutes."""
+    """Writes a case's rates as soon as it is done, as a benchmark takes minutes."""
     rates = [f"{x.contender} {x.direction} {x.rate:.4g}" for x in timings if x.rate is not None]
     sys.stderr.write(f"{timings[0].op}, {timings[0].case}, {timings[0].unit}: {', '.join(rates)}\n")
     sys.stderr.flush()
@@ -171,7 +171,7 @@ def _ours(case: Case) -> Callable[[], Tensor]:
 
 
 def _prepare(case: Case, peer: Peer) -> tuple[Callable[[], object], Callable[[], object]] | str:
-    """Calls of the forward and the backward, or why there are none."""
+    """Calls of the forward and the backward, or the reason why there are none."""
     try:
         forward = peer(case)
         if forward is None:
@@ -185,7 +185,7 @@ def _prepare(case: Case, peer: Peer) -> tuple[Callable[[], object], Callable[[],
 
         backward()
         return forward, backward
-    except Exception as error:  # a peer is any code; that it fails is a result
+    except Exception as error:  # a peer can raise anything; a failure is a result
         return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
 
 
@@ -196,14 +196,14 @@ def _matmul(dtype: torch.dtype, device: torch.device, size: int) -> float:
 
 
 def _copy(device: torch.device, elements: int) -> float:
-    """Bytes/s of a copy, read and written."""
+    """Bytes/s of a copy, reads and writes."""
     source = torch.ones(elements, dtype=torch.bfloat16, device=device)
     target = torch.empty_like(source)
     return 2 * source.nbytes / seconds(lambda: target.copy_(source), device)
 
 
 def schedule_seconds(case: Case) -> float:
-    """Seconds that a GPU takes to make a tile schedule, its launches replayed from a graph."""
+    """Seconds on the GPU to compute a tile schedule, replayed from a CUDA graph."""
     from gemctl.kernels import schedule  # noqa: PLC0415
 
     def build() -> None:

@@ -1,10 +1,10 @@
-"""Logs with the history lengths and table sizes that the one-GPU experiments are measured on.
+"""Writes logs with the history lengths and table sizes of the one-GPU experiments.
 
     python -m gemctl.bench.log kunlun_1gpu            # data/kunlun_1gpu: train.parquet and spec.yaml
     gemctl train experiment=kunlun_1gpu
 
-Ids, times and labels are random: such a log measures speed and memory, and teaches nothing. A row is a function of its
-group and the seed. Lengths are log-normal, cut at the longest; ids follow a power law over their table.
+Ids, times and labels are random: the logs are for measuring speed and memory; there is nothing to learn. Row groups are
+functions of their number and the seed. Lengths are log-normal, cut at the longest; ids follow a power law.
 """
 
 import argparse
@@ -25,7 +25,7 @@ DOMAINS = 3
 
 @dataclass(frozen=True)
 class Shape:
-    """`mean` events per row before the cut at `longest`; `sigma` of their logarithm; ids of the large tables."""
+    """`mean` events per row before the cut at `longest`; `sigma` of their logarithm; sizes of the large tables."""
 
     rows: int
     mean: float
@@ -143,7 +143,7 @@ labels:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Write the log of a one-GPU experiment to data/NAME.")
     parser.add_argument("name", choices=SHAPES)
-    parser.add_argument("--folder", type=Path, help="instead of data/NAME")
+    parser.add_argument("--folder", type=Path, help="folder to write to (default: data/NAME)")
     given = parser.parse_args()
     folder = given.folder or Path("data") / given.name
     rows, events = write(SHAPES[given.name], folder)

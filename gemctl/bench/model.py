@@ -1,11 +1,11 @@
-"""A whole training step of one model, jagged and on batches padded to their longest, in turns: examples/s and MFU.
+"""A whole training step of a model, on jagged batches and on padded ones, in turns: examples/s and MFU.
 
     gemctl bench model model=gem_tiny --rows 64 --longest 512 --fill 0.3
 
-A step is the trainer's own: lookup, forward, agreement, backward, update of dense part and tables. The padded one
-differs in the dense part alone (gemctl/bench/padded.py): same parameters, same batch, PyTorch's attention. Before the
-race both must give the same logits and the same gradients. Contenders take turns, so what slows the machine slows both;
-ratios are medians of the turns' own ratios.
+The step is the trainer's: lookup, forward, agreement of the ranks, backward, update of the dense part and the tables.
+The padded contender differs only in the dense part (gemctl/bench/padded.py): same parameters, same batch, PyTorch's
+attention. Both must first compute the same logits and gradients. The contenders alternate, so a slower machine slows
+both; the ratio is the median of the turns' ratios.
 """
 
 import time
@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor
 from gemctl.bench.batches import filled, random_batch
 from gemctl.bench.padded import pad, pad_embedded, padded
 from gemctl.bench.ranks import on_ranks
+from gemctl.bench.results import ModelBench, Race
 from gemctl.config.schema import Config
 from gemctl.data.batch import Batch
 from gemctl.errors import GemctlError, InputError
@@ -29,7 +30,7 @@ from gemctl.mesh.topology import resolve
 from gemctl.model.embeddings import Embedded
 from gemctl.model.init import InitRule
 from gemctl.parallel.assemble import ShardedModel, assemble
-from gemctl.report.measured import ModelBench, Race, device, worlds
+from gemctl.report.layers import device, worlds
 from gemctl.specs.count import step_flops
 from gemctl.specs.data import FeatureSpec
 from gemctl.specs.model import experts
@@ -41,14 +42,14 @@ from gemctl.train.step import Flags, Stepper
 BATCHES = 4
 CONTENDERS = ("jagged", "padded")
 AGREE = 1e-3
-"""Largest difference of two float32 results, relative to the norm: sums of thousands of terms in another order."""
+"""Largest difference of float32 results relative to their norm; sums of thousands of terms differ in their order."""
 
 
 def measure(config: Config, spec: FeatureSpec, race: Race) -> ModelBench:
-    """Forks the ranks; a step takes as long as its slowest rank."""
+    """Forks the ranks; the time of a step is that of its slowest rank."""
     world, local = worlds(config)
     if world != local:
-        raise InputError(f"launcher.nodes={config.launcher.nodes}: this measures the ranks of one machine")
+        raise InputError(f"launcher.nodes={config.launcher.nodes}: this benchmark runs on one machine")
     found = on_ranks(world, _measure_rank, config, spec, race, threads=race.threads)
     seconds = {
         name: [max(turn) for turn in zip(*(rank["seconds"][name] for rank in found), strict=True)]
@@ -69,7 +70,7 @@ def _measure_rank(config: Config, spec: FeatureSpec, race: Race) -> dict[str, An
     rank, world = dist.get_rank(), dist.get_world_size()
     topology = resolve(config.topology, config.launcher, experts(config.model))
     model = assemble(config, spec, topology, torch.device("cpu"))
-    # Branches that start at zero would hide a difference.
+    # Branches that are zero at initialisation would hide a difference.
     model.rules = {name: _nonzero(rule) for name, rule in model.rules.items()}
     model.initialise(config.run.seed)
     own = race.rows // world
@@ -98,11 +99,11 @@ def _flops(config: Config, spec: FeatureSpec, batch: Batch) -> float:
 
 
 class _Steps:
-    """Steps of one rank, of either contender, over the same batches."""
+    """Steps of one rank, by either contender, over the same batches."""
 
     def __init__(self, config: Config, model: ShardedModel, batches: list[Batch]) -> None:
         self.model, self.batches, self.ledger = model, batches, Ledger()
-        self.wide = [pad(batch) for batch in batches]  # a loader would have padded them
+        self.wide = [pad(batch) for batch in batches]  # a loader would do this
         self.stepper = Stepper(config, model, DenseOptimizer(model.dense, config.optim.dense), self.ledger)
         self.ledger.first_step_done()
         self.index = 0
@@ -110,7 +111,7 @@ class _Steps:
     def difference(self) -> float:
         """The largest difference of logits and of gradients, relative to their norms.
 
-        GemctlError where it is more than rounding.
+        GemctlError if it is more than rounding.
         """
         worst = 0.0
         for index, batch in enumerate(self.batches):
@@ -118,7 +119,9 @@ class _Steps:
             for one, other in zip(*results, strict=True):
                 worst = max(worst, float((one - other).norm() / one.norm().clamp(min=1e-12)))
         if worst > AGREE:
-            raise GemctlError(f"the padded model's results differ by {worst:.1e}: there is nothing to compare")
+            raise GemctlError(
+                f"the padded model's results differ by {worst:.1e}, more than {AGREE}: the speeds cannot be compared"
+            )
         return worst
 
     def _results(self, index: int, batch: Batch, name: str) -> list[Tensor]:
@@ -132,7 +135,7 @@ class _Steps:
         return [logits.detach(), *(grad.to_local() if isinstance(grad, DTensor) else grad for grad in grads)]
 
     def race(self, repeats: int) -> tuple[dict[str, list[float]], dict[str, dict[str, float]]]:
-        """Seconds of each turn (a step over every batch), and seconds by part of the ledger, over all turns."""
+        """Seconds of each turn (a step over every batch), and seconds of all turns by part of the ledger."""
         seconds: dict[str, list[float]] = {name: [] for name in CONTENDERS}
         parts: dict[str, dict[str, float]] = {name: {} for name in CONTENDERS}
         for turn in range(-1, repeats):
@@ -157,7 +160,7 @@ class _Steps:
 
     @contextmanager
     def _as(self, name: str, index: int) -> Iterator[None]:
-        """Within it the dense part is the contender's, for batch `index`."""
+        """Makes the dense part that of the contender, for batch `index`."""
         if name == "jagged":
             yield
             return

@@ -1,12 +1,13 @@
-"""The baseline of `gemctl bench model`: the same model on histories padded to their longest, with PyTorch's attention.
+"""The baseline of `gemctl bench model`: the same model on padded histories, with PyTorch's attention.
 
     with padded(dense):
         logits = dense(pad(batch), pad_embedded(batch, embedded))
 
-Parameters and results are those of the jagged model; a test compares both in float64. Within the context every module
-that knows lengths runs its padded form: values are [B · L, width] with L = `max_length` places a row, the row's events
-first, and `offsets` stay those of the real events. Softmax attention is `scaled_dot_product_attention` with one mask a
-batch, GDPA two batched products. Lookups stay jagged, as TorchRec's are in any model: only what they give is padded.
+Parameters and results are those of the jagged model; a test compares both in float64. In the context every module that
+uses lengths runs its padded version: values are [B · L, width] with L = `max_length` positions per row, the events
+first, while `offsets` remain those of the real events. Softmax attention is `scaled_dot_product_attention` with one
+mask per batch, GDPA is two batched products. Lookups are jagged, as TorchRec's are in any model; their outputs are
+padded.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -32,11 +33,11 @@ from gemctl.model.summary import ClsTokens, HierarchicalPooling, LastEvents, Poo
 from gemctl.specs.sequence import BLOCK_SIZE
 
 HIDDEN = -1e9
-"""Added to the scores of hidden keys: −inf would make NaN of rows that see nothing, which padding rows do."""
+"""Added to the scores of masked keys: −inf would give NaN in rows where all keys are masked, such as padding."""
 
 
 def pad(batch: Batch) -> Batch:
-    """`batch` with ages and floats of events as [B · L], zero where there is no event; the rest as it is."""
+    """`batch` with ages and floats of events as [B · L], zero where there is no event; the rest is unchanged."""
     return replace(batch, sequences={name: _pad_sequence(events) for name, events in batch.sequences.items()})
 
 
@@ -51,12 +52,12 @@ def pad_embedded(batch: Batch, embedded: Embedded) -> Embedded:
 
 @contextmanager
 def padded(dense: nn.Module) -> Iterator[None]:
-    """Within it `dense`, a `DenseModel`, reads padded batches and embeddings."""
-    changed = [module for module in dense.modules() if type(module) in _FORMS]
+    """Makes `dense`, a `DenseModel`, take padded batches and embeddings."""
+    changed = [module for module in dense.modules() if type(module) in _PADDED]
     before = gem.prepend, tokens.places
     try:
         for module in changed:
-            module.forward = MethodType(_FORMS[type(module)], module)
+            module.forward = MethodType(_PADDED[type(module)], module)
         gem.prepend, tokens.places = _prepend, _places
         yield
     finally:
@@ -81,12 +82,12 @@ def _spread(values: Tensor, offsets: Tensor, longest: int) -> Tensor:
 
 
 def _shape(events: Events) -> tuple[int, int]:
-    """(rows, places of a row)."""
+    """(rows, positions per row)."""
     return len(events.offsets) - 1, events.max_length
 
 
 def _places(offsets: Tensor, events: int) -> Tensor:
-    """Each place's distance from the newest event of its row, int64 [events]; 0 where there is no event."""
+    """Each position's distance from the newest event of its row, int64 [events]; 0 where there is no event."""
     position = torch.arange(events // max(1, len(offsets) - 1), device=offsets.device)
     return (offsets.diff()[:, None] - 1 - position).clamp(min=0).flatten()
 
@@ -99,12 +100,12 @@ def _prepend(cls_BCD: Tensor, events: Events) -> Events:
     return Events(values, offsets, _places(offsets, len(values)), ages, longest + count, count)
 
 
-# By what they depend on; each with its offsets, whose id is theirs for as long as they are kept.
+# Keyed by what they depend on. Each entry keeps its offsets alive, so that their id is not reused.
 _masks: dict[Any, tuple[Tensor, Tensor]] = {}
 
 
 def _mask(events: Events, causal: bool = False, window: int | None = None, every: int | None = None) -> Tensor:
-    """What is added to the scores: [B, 1, 1 or L, L], in blocks [B · blocks, 1, 1, every]; made once a batch."""
+    """What is added to the scores: [B, 1, 1 or L, L], or by block [B · blocks, 1, 1, every]; cached."""
     key = id(events.offsets), causal, window, every
     if key not in _masks:
         if len(_masks) > 16:
@@ -219,7 +220,7 @@ def _merge(self: MaskNet, histories: Mapping[str, Events]) -> Events:
     lengths = torch.stack([part.offsets.diff() for part in parts]).amax(0)
     rows, longest = len(lengths), max(part.max_length for part in parts)
     columns, age = [], parts[0].ages.new_full((rows, longest), torch.inf)
-    for part in parts:  # moved to the right, so that the newest events of a row meet
+    for part in parts:  # shifted right, so that the newest events of a row are aligned
         position = torch.arange(longest, device=lengths.device) - (lengths - part.offsets.diff())[:, None]
         exists = (position >= 0) & (position < part.offsets.diff()[:, None])
         index = position.clamp(0, max(0, part.max_length - 1))
@@ -235,7 +236,7 @@ def _merge(self: MaskNet, histories: Mapping[str, Events]) -> Events:
     return Events(self.mlp(z * self.mask(z)), offsets, _places(offsets, rows * longest), age, longest)
 
 
-_FORMS: dict[type[nn.Module], Callable[..., Any]] = {
+_PADDED: dict[type[nn.Module], Callable[..., Any]] = {
     JaggedAttention: _jagged_attention,
     BlockAttention: _block_attention,
     SiluAttention: _silu_attention,

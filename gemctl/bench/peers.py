@@ -1,11 +1,11 @@
-"""What a user would pick instead of our kernels, for `gemctl bench kernels --peer NAME=gemctl.bench.peers:FUNCTION`.
+"""Alternatives to gemctl's kernels, for `gemctl bench kernels --peer NAME=gemctl.bench.peers:FUNCTION`.
 
     gemctl bench kernels --peer fa2=gemctl.bench.peers:fa2_varlen --peer flex=gemctl.bench.peers:flex
 
-Softmax only, unless said otherwise: `fa2_varlen` (FlashAttention 2 inside of PyTorch), `fa4_varlen` (flash-attn-4, if
-installed; `fa4_deterministic` with its deterministic backward), `cudnn_padded` and `cudnn_ragged` (padded batches, or
-nested tensors), `flex` (FlexAttention with a mask by row), and `padded_matmuls`: both attention and GDPA as compiled
-matmul, activation, matmul of padded batches. Padding itself is not timed.
+For softmax attention: `fa2_varlen` (PyTorch's FlashAttention 2), `fa4_varlen` (flash-attn-4, if installed;
+`fa4_deterministic` with its deterministic backward), `cudnn_padded` (padded batches), `cudnn_ragged` (nested tensors)
+and `flex` (FlexAttention with a mask by row). For softmax attention and GDPA: `padded_matmuls` (compiled matmul,
+activation, matmul of padded batches). Padding is not timed.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from gemctl.bench.cases import Case
 
 Call = Callable[[], Tensor]
 
-functorch_config.donated_buffer = False  # a benchmark runs a compiled backward many times
+functorch_config.donated_buffer = False  # a benchmark runs the same compiled backward many times
 
 
 def fa2_varlen(case: Case) -> Call | None:
@@ -140,7 +140,7 @@ def _rows(offsets: Tensor) -> Tensor:
 
 
 def _padded(x: Tensor, offsets: Tensor, longest: int) -> Callable[[], Tensor]:
-    """x as [B, H, longest, D], made once; its gradient goes to x as zeros, which costs little."""
+    """x as [B, H, longest, D], padded once; its gradient with respect to x is zeros, which costs little."""
     lengths = offsets.diff()
     place = torch.arange(len(x), device=x.device) - offsets[:-1].repeat_interleave(lengths)
     dense = x.new_zeros(len(lengths), longest, *x.shape[1:])
@@ -155,7 +155,7 @@ def _padded(x: Tensor, offsets: Tensor, longest: int) -> Callable[[], Tensor]:
 
 
 class _Stand(torch.autograd.Function):
-    """The padded copy in place of the jagged tensor, so that the benchmark may ask for the latter's gradient."""
+    """Returns the padded copy of x, so that the benchmark can take a gradient with respect to x."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, dense: Tensor) -> Tensor:
@@ -178,7 +178,7 @@ def _compiled_flex() -> Any:
 def _compiled_matmuls() -> Any:
     def matmuls(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor, scale: float, gdpa: bool) -> Tensor:
         scores = (q @ k.mT) * scale
-        if gdpa:  # padded keys are zero, and so is what they add
+        if gdpa:  # padded keys are zero, and so are their terms
             return functional.gelu(scores, approximate="tanh") @ v
         return scores.masked_fill(hidden, -torch.inf).softmax(-1) @ v
 

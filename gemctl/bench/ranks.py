@@ -1,8 +1,8 @@
-"""A few ranks of this machine, forked from this process, that measure something together.
+"""Forks ranks from this process that measure something together.
 
-    results = on_ranks(2, work, config, threads=1)        # work(group, config) on each rank; its results, by rank
+    results = on_ranks(2, work, config, threads=1)        # the results of work(config), by rank
 
-Nothing before the fork may have opened a collective or an OpenMP region; torch is imported already, so a rank starts in
+Before the fork there must have been no collective and no OpenMP region. torch is imported already, so a rank starts in
 a few milliseconds.
 """
 
@@ -25,9 +25,9 @@ from gemctl.process import die_with_parent
 
 
 def on_ranks(world: int, work: Callable[..., Any], *arguments: Any, threads: int) -> list[Any]:
-    """Results of `work(*arguments)`, which the default process group (gloo) joins. GemctlError names ranks that failed.
+    """The results of `work(*arguments)` by rank, each with `threads` threads and the default process group (gloo).
 
-    Each rank computes with `threads` threads.
+    GemctlError names the ranks that failed.
     """
     with tempfile.TemporaryDirectory(prefix="gemctl-ranks-") as folder:
         store, parent = Path(folder) / "store", os.getpid()
@@ -55,7 +55,7 @@ def _result(pipe: Connection) -> tuple[bool, Any]:
     try:
         found: tuple[bool, Any] = pipe.recv()
     except EOFError:
-        return False, "died without a result"
+        return False, "the process died without a result"
     return found
 
 
@@ -71,7 +71,7 @@ def _rank(
     try:
         torch.set_num_threads(threads)
         logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
-        warnings.simplefilter("ignore")  # of torch and TorchRec about themselves; the trainer's go to its logs
+        warnings.simplefilter("ignore")  # of torch and TorchRec
         dist.init_process_group("gloo", store=dist.FileStore(str(store), world), rank=rank, world_size=world)
         pipe.send((True, pickle.dumps(work(*arguments))))
         dist.barrier()

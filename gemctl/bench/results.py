@@ -1,8 +1,9 @@
-"""What `gemctl bench kernels` found out, without torch, so that the command can show it."""
+"""The settings and results of `gemctl bench kernels` and `gemctl bench model`, without torch."""
 
 from dataclasses import dataclass, field
+from statistics import median
 
-NOT_DONE = "does not do this case"
+NOT_DONE = "does not support this case"
 
 
 @dataclass
@@ -22,9 +23,9 @@ class KernelSettings:
 
 @dataclass
 class Timing:
-    """One contender on one case and direction: seconds by repeat, or why it was not measured.
+    """One contender on one case and direction: seconds by repeat, or `why_not` if it was not measured.
 
-    `rate` is of the median: FLOP/s for `unit` FLOP/s, else bytes/s; `share` is that of the matmul's or the copy's.
+    `rate`: that of the median, in `unit`; `share`: of the rate of the matmul (FLOP/s) or the copy (B/s).
     """
 
     op: str
@@ -41,7 +42,8 @@ class Timing:
 
 @dataclass
 class KernelBench:
-    """`matmul` FLOP/s and `copy` bytes/s by repeat; `host` seconds until a forward call returns, by op."""
+    """`matmul` (FLOP/s) and `copy` (bytes/s) before each case; `host`: seconds until a forward call returns, by op;
+    `schedule`: seconds to compute a tile schedule."""
 
     device: str
     versions: dict[str, str]
@@ -53,3 +55,47 @@ class KernelBench:
     host: dict[str, float]
     schedule: float
     timings: list[Timing]
+
+
+@dataclass(frozen=True)
+class Race:
+    """Settings of `gemctl bench model`: global batches of `rows` rows, with histories of up to `longest` events and
+    `fill` · longest on average; `threads` per rank; `repeats` turns."""
+
+    rows: int
+    longest: int
+    fill: float
+    threads: int
+    repeats: int
+
+
+@dataclass(frozen=True)
+class ModelBench:
+    """The jagged and the padded model, compared. `events`, `flops`: of a global batch; `peak`: FLOP/s of all ranks;
+    `seconds`: of each turn of `batches` steps, by contender; `parts`: seconds of all turns by part of the ledger, by
+    contender; `apart`: largest relative difference of their results."""
+
+    race: Race
+    model: str
+    device: str
+    ranks: int
+    events: float
+    flops: float
+    peak: float
+    batches: int
+    seconds: dict[str, list[float]]
+    parts: dict[str, dict[str, float]]
+    apart: float
+
+    def examples_per_s(self, contender: str) -> float:
+        """Median over the turns."""
+        return self.batches * self.race.rows / median(self.seconds[contender])
+
+    def mfu(self, contender: str) -> float:
+        """Useful FLOP/s (of real events) over the ranks' peaks."""
+        return self.flops * self.batches / (self.peak * median(self.seconds[contender]))
+
+    @property
+    def ratio(self) -> float:
+        """Examples/s of the jagged model over those of the padded one: the median of the turns' ratios."""
+        return median(b / a for a, b in zip(self.seconds["jagged"], self.seconds["padded"], strict=True))

@@ -10,14 +10,14 @@ import dataclasses
 from dataclasses import replace
 
 from gemctl import torch_call
-from gemctl.bench.results import KernelBench, KernelSettings
+from gemctl.bench.results import KernelBench, KernelSettings, ModelBench, Race
 from gemctl.cluster.host import this_host
 from gemctl.commands.configured import composed
 from gemctl.config.compose import from_yaml
 from gemctl.config.schema import Config
 from gemctl.errors import InputError
 from gemctl.plan.job import module_notes, spec_of
-from gemctl.report.measured import Layers, ModelBench, Race, cache_file, cached, keep, subject
+from gemctl.report.layers import Layers, cache_file, cached, keep, subject
 from gemctl.run.directory import find
 from gemctl.run.files import read_text
 from gemctl.run.inputs import here

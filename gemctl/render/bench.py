@@ -4,9 +4,9 @@ from statistics import median
 
 from rich.console import Group
 
-from gemctl.bench.results import NOT_DONE, KernelBench, Timing
+from gemctl.bench.results import NOT_DONE, KernelBench, ModelBench, Timing
 from gemctl.render.sections import Section, rich
-from gemctl.report.measured import Layers, LayerTime, ModelBench
+from gemctl.report.layers import Layers, LayerTime
 from gemctl.units import DASH, count, number, percent, rate, si
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from gemctl.config.schema import Config
 from gemctl.errors import InputError
 from gemctl.report.attempts import LAUNCH, STARTUP, AttemptReport, Journal, Line
-from gemctl.report.measured import AGREEMENT, Layers, cached
+from gemctl.report.layers import AGREEMENT, Layers, cached
 from gemctl.run.rollup import worst_lost
 from gemctl.specs import feature_spec
 

@@ -5,11 +5,11 @@ from dataclasses import asdict
 import torch
 
 from gemctl.bench import layers
-from gemctl.bench.alone import LOSS, _calls, _leaves, time_modules
+from gemctl.bench.layers import LOSS, _calls, _leaves, time_modules
 from gemctl.config.compose import from_yaml, to_yaml
 from gemctl.config.schema import Config, DataConfig, LauncherConfig, TrainConfig
 from gemctl.model.events import Events
-from gemctl.report.measured import from_json
+from gemctl.report.layers import from_json
 from gemctl.specs.count import module_flops
 from tests.model.cases import ALL, cast, model_logits, random_batch, random_dense, random_embedded
 from tests.support.small import SPEC, small_config

@@ -8,9 +8,9 @@ from dataclasses import asdict, replace
 import pytest
 
 from gemctl.bench import model
+from gemctl.bench.results import ModelBench, Race
 from gemctl.config.compose import compose, from_yaml, to_yaml
 from gemctl.plan.job import spec_of
-from gemctl.report.measured import ModelBench, Race
 from tests.support.world import run_world
 
 

@@ -18,7 +18,7 @@ from gemctl.plan.build import build as plan
 from gemctl.plan.build import to_json
 from gemctl.plan.job import spec_of
 from gemctl.ranks.worker import main
-from gemctl.report.measured import subject
+from gemctl.report.layers import subject
 from gemctl.report.report import Report, build
 from gemctl.run.attempt import Base, claim
 from gemctl.run.directory import RunDir
@@ -56,7 +56,7 @@ def measure(text: str) -> dict[str, object]:
 
 def reported(folder: Path, world: int) -> Report:
     """A training on `world` ranks, then its layers alone, then its report."""
-    from gemctl.report.measured import keep  # noqa: PLC0415
+    from gemctl.report.layers import keep
 
     config = configured(folder, world)
     ensure(config.data)

@@ -1,7 +1,7 @@
 """The published line's nano presets learn: a few steps on the synthetic log beat the regression on running means.
 
 60 steps of 2,048 rows each, once over 123,000 rows, about a minute of one core a preset. What they reach in a whole
-run: python -m gemctl.bench.presets experiment=synthetic
+run: python -m gemctl.bench.quality presets experiment=synthetic
 """
 
 import itertools

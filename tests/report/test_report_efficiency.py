@@ -12,7 +12,7 @@ from gemctl.config.compose import from_yaml, to_yaml
 from gemctl.config.schema import Config, SyntheticConfig
 from gemctl.data.synthetic import spec_text
 from gemctl.report.compare import compare
-from gemctl.report.measured import Layers, LayerTime, cache_file, cached, keep, subject
+from gemctl.report.layers import Layers, LayerTime, cache_file, cached, keep, subject
 from gemctl.report.report import build
 from gemctl.run.attempt import Attempt
 from gemctl.run.directory import RunDir

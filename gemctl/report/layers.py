@@ -1,17 +1,16 @@
-"""How fast a configuration's layers are alone: what `gemctl bench layers` measured, and the cache that reports read.
+"""The time of each layer alone, as `gemctl bench layers` measures it, and the cache of it that reports read.
 
     layers, note = cached(config, spec)
 
-One file a measurement, `<cache>/layers/<key>.json`, where <cache> is $XDG_CACHE_HOME/gemctl or ~/.cache/gemctl. The key
-is a hash of all that the times depend on: model and feature spec, precision, data, rows of a rank, the machine's
-processor and how ranks share it, versions, and the source of kernels and modules.
+A measurement is a file `<cache>/layers/<key>.json`, where <cache> is $XDG_CACHE_HOME/gemctl or ~/.cache/gemctl. The key
+is a hash of everything that the times depend on: model, feature spec, precision, data, rows per rank, the processor and
+how ranks share it, versions, and the source of kernels and modules.
 """
 
 import hashlib
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from gemctl import env, paths
@@ -24,14 +23,13 @@ from gemctl.run.files import create_json, read_json
 from gemctl.specs.data import FeatureSpec
 
 AGREEMENT = {"cpu": 0.10, "cuda": 0.05}
-"""How far the two ways to the scaling ratio may be apart, relative to the first."""
+"""Largest expected difference of the two scaling ratios, relative to the one by division."""
 
 
 @dataclass(frozen=True)
 class LayerTime:
-    """One module: useful FLOPs of forward and backward over all batches measured, and its seconds for them, means over
-    the ranks. `inside`: it is part of another row, so it is not summed.
-    """
+    """One module: useful FLOPs of forward and backward over all batches, and its seconds, means over the ranks.
+    `inside`: part of another module, so it is not added up."""
 
     name: str
     flops: float
@@ -47,9 +45,8 @@ class LayerTime:
 
 @dataclass(frozen=True)
 class Layers:
-    """A measurement. `subject`: what it depends on; `peak`: FLOP/s of one rank while all did this; `together`: seconds
-    of the whole dense part in one go; `lengths`: where the histories' lengths are from.
-    """
+    """A measurement. `subject`: what it depends on; `peak`: FLOP/s of one rank while all ranks measured it;
+    `together`: seconds of the whole dense part at once; `lengths`: the source of the history lengths."""
 
     subject: dict[str, Any]
     peak: float
@@ -68,70 +65,24 @@ class Layers:
 
     @property
     def seconds(self) -> float:
-        """Σ of the layers' own seconds."""
+        """Sum of the layers' seconds."""
         return sum(layer.forward + layer.backward for layer in self.layers if not layer.inside)
 
     @property
     def local_mfu(self) -> float:
-        """Σ F / (peak · Σ t)."""
+        """Σ FLOPs / (peak · Σ seconds)."""
         return self.flops / (self.peak * self.seconds)
 
 
-@dataclass(frozen=True)
-class Race:
-    """What `gemctl bench model` steps over: global batches of `rows` rows, whose histories are up to `longest` events
-    long and `fill` · longest on average; `threads` of a rank; `repeats` turns.
-    """
-
-    rows: int
-    longest: int
-    fill: float
-    threads: int
-    repeats: int
-
-
-@dataclass(frozen=True)
-class ModelBench:
-    """A race of the jagged and the padded model. `events`, `flops`: of one global batch; `peak`: FLOP/s of all ranks;
-    `seconds` of each turn of `batches` steps and `parts` of all turns by part of the ledger, by contender; `apart`:
-    largest relative difference of their results.
-    """
-
-    race: Race
-    model: str
-    device: str
-    ranks: int
-    events: float
-    flops: float
-    peak: float
-    batches: int
-    seconds: dict[str, list[float]]
-    parts: dict[str, dict[str, float]]
-    apart: float
-
-    def examples_per_s(self, contender: str) -> float:
-        """Median over the turns."""
-        return self.batches * self.race.rows / median(self.seconds[contender])
-
-    def mfu(self, contender: str) -> float:
-        """Useful FLOPs (of real events) over the ranks' peaks."""
-        return self.flops * self.batches / (self.peak * median(self.seconds[contender]))
-
-    @property
-    def ratio(self) -> float:
-        """Examples/s of the jagged model over those of the padded one: the median of the turns' ratios."""
-        return median(b / a for a, b in zip(self.seconds["jagged"], self.seconds["padded"], strict=True))
-
-
 def worlds(config: Config) -> tuple[int, int]:
-    """Ranks of the world, and those of them that share a host."""
+    """World size, and ranks per host."""
     launcher, world = config.launcher, config.topology.world_size
     ranks = launcher.nodes * launcher.ranks_per_node if world == "auto" else world
     return ranks, min(ranks, launcher.ranks_per_node)
 
 
 def subject(config: Config, spec: FeatureSpec) -> dict[str, Any]:
-    """All that the layers' times depend on, as JSON has it."""
+    """Everything that the layers' times depend on, as JSON data."""
     world, local = worlds(config)
     data = config.data
     return {
@@ -153,7 +104,7 @@ def subject(config: Config, spec: FeatureSpec) -> dict[str, Any]:
 
 
 def device(config: Config) -> str:
-    """The processor that a rank computes on, by its maker's name."""
+    """The name of the processor that ranks compute on."""
     host = this_host(gpus=config.cluster.device == "cuda")
     if config.cluster.device == "cuda":
         return config.cluster.gpu or (host.gpus[0].name if host.gpus else "no GPU here")
@@ -163,13 +114,13 @@ def device(config: Config) -> str:
 
 
 def cache_file(of: dict[str, Any]) -> Path:
-    """Where the measurement of a subject lies, or will."""
+    """The cache file of a subject."""
     key = hashlib.sha256(json.dumps(of, sort_keys=True).encode()).hexdigest()[:16]
     return env.cache_folder() / "layers" / f"{key}.json"
 
 
 def cached(config: Config, spec: FeatureSpec) -> tuple[Layers | None, str | None]:
-    """The measurement of a configuration, if there is one; or why its file cannot be used."""
+    """The measurement of a configuration, if there is one; or why its file is not usable."""
     of = subject(config, spec)
     file = cache_file(of)
     if not paths.is_file(file):
@@ -177,13 +128,13 @@ def cached(config: Config, spec: FeatureSpec) -> tuple[Layers | None, str | None
     try:
         return from_json(read_json(file)), None
     except InputError as error:
-        return None, f"the measured layers cannot be used: {error.problems[0]}"
+        return None, f"the measured layers are not usable: {error.problems[0]}"
     except TypeError as error:
-        return None, f"the measured layers cannot be used: {file}: {error!r}"
+        return None, f"the measured layers are not usable: {file}: {error!r}"
 
 
 def keep(of: dict[str, Any], found: dict[str, Any]) -> None:
-    """Writes a measurement to the cache; one that is there is replaced."""
+    """Writes a measurement to the cache, and replaces the previous one."""
     file = cache_file(of)
     with paths.writing(str(file)):
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -192,12 +143,12 @@ def keep(of: dict[str, Any], found: dict[str, Any]) -> None:
 
 
 def from_json(found: dict[str, Any]) -> Layers:
-    """The measurement in a file's object; InputError or TypeError where it is none."""
+    """The measurement in a file's JSON object. TypeError if it is not one."""
     return Layers(**{**found, "layers": [LayerTime(**layer) for layer in found["layers"]]})
 
 
 def _made(url: DataPath) -> list[int] | None:
-    """Number, size and newest time of local files: another log under the same name has other lengths."""
+    """Number, total size and newest modification time of local files, as a new log has other lengths."""
     try:
         stats = [Path(file.path).stat() for file in find_files(url).files if file.local]
     except InputError:
@@ -206,7 +157,7 @@ def _made(url: DataPath) -> list[int] | None:
 
 
 def _source(cuda: bool) -> str:
-    """A hash of the code that runs in a layer; Triton's only where it does."""
+    """A hash of the code that runs in a layer, of the Triton kernels only on GPUs."""
     package = Path(__file__).resolve().parent.parent
     files = sorted(file for part in ("kernels", "model", "specs") for file in (package / part).rglob("*.py"))
     digest = hashlib.sha256()
