@@ -100,7 +100,7 @@ def test_wrong_arguments_are_told_together() -> None:
 def test_every_peer_has_a_name_of_its_own() -> None:
     with pytest.raises(InputError) as error:
         kernels.peers([f"gemctl={HERE}:same", f"={HERE}:same", f"a={HERE}:same", f"a={HERE}:broken"])
-    names = ["'gemctl' is no name", "'' is no name", "'a' is no name"]
+    names = ["name 'gemctl' is empty or taken", "name '' is", "name 'a' is"]
     assert all(name in problem for name, problem in zip(names, error.value.problems, strict=True))
 
 
