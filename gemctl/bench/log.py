@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 GROUP = 4_000  # rows per row group
@@ -52,9 +54,6 @@ def seq_lengths(shape: Shape, rows: int, seed: int) -> NDArray[np.int64]:
 
 def write(shape: Shape, folder: Path, seed: int = 0) -> tuple[int, int]:
     """Writes train.parquet and spec.yaml; returns rows and events."""
-    import pyarrow as pa  # noqa: PLC0415
-    import pyarrow.parquet as pq  # noqa: PLC0415
-
     folder.mkdir(parents=True, exist_ok=True)
     events, writer = 0, None
     for first in range(0, shape.rows, GROUP):
@@ -73,8 +72,6 @@ def write(shape: Shape, folder: Path, seed: int = 0) -> tuple[int, int]:
 def _columns(
     shape: Shape, first: int, lengths: NDArray[np.int64], draw: np.random.Generator
 ) -> Iterator[tuple[str, object]]:
-    import pyarrow as pa  # noqa: PLC0415
-
     rows, events = len(lengths), int(lengths.sum())
     offsets = np.concatenate([[0], lengths.cumsum()]).astype(np.int32)
 

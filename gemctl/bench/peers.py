@@ -17,6 +17,7 @@ from torch import Tensor
 from torch._functorch import config as functorch_config
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from gemctl.bench.cases import Case
 
@@ -44,7 +45,7 @@ def fa2_varlen(case: Case) -> Call | None:
 def fa4_varlen(case: Case, deterministic: bool = False) -> Call | None:
     if case.op != "jagged_flash_attention":
         return None
-    from flash_attn.cute.interface import flash_attn_varlen_func  # type: ignore[import-not-found]  # noqa: PLC0415
+    from flash_attn.cute.interface import flash_attn_varlen_func  # type: ignore[import-not-found] # noqa: PLC0415
 
     offsets = {"cu_seqlens_q": case.q_offsets.int(), "cu_seqlens_k": case.k_offsets.int()}
     sizes = {"max_seqlen_q": case.max_q, "max_seqlen_k": case.max_k}
@@ -96,8 +97,6 @@ def cudnn_ragged(case: Case) -> Call | None:
 def flex(case: Case) -> Call | None:
     if case.op != "jagged_flash_attention" or case.shape.causal:
         return None
-    from torch.nn.attention.flex_attention import create_block_mask  # noqa: PLC0415
-
     row_of_q, row_of_k = _rows(case.q_offsets), _rows(case.k_offsets)
 
     def same_row(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -169,8 +168,6 @@ class _Stand(torch.autograd.Function):
 
 @cache
 def _compiled_flex() -> Any:
-    from torch.nn.attention.flex_attention import flex_attention  # noqa: PLC0415
-
     return torch.compile(flex_attention, dynamic=False)
 
 

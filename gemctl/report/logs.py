@@ -1,11 +1,11 @@
-"""What the processes of an attempt said and did, as lines with times, merged: gemctl logs RUN.
+"""The log lines of an attempt, from all its processes, merged by time: gemctl logs RUN.
 
     tail = AttemptTail(run, attempt, Selection(rank=None, merged=True))
-    for line in tail.new(): …                       # all there is; called again, what came since
+    for line in tail.new(): …                       # all lines; called again, those that are new
 
-Sources: the ranks' raw output with the times that their agents noted (gemctl/run/rank_records.py), stages and
-exceptions (ranks/<n>.jsonl; not the steps, which are too many), ends of processes (agent-<node>.jsonl), training
-metrics, and the supervisor's record. A source that cannot be read says so in a line of its own and hides no other.
+Sources: the ranks' output with the times recorded by their agents (gemctl/run/rank_records.py), their stages and
+exceptions (ranks/<n>.jsonl, without the stages of every step), process exits (agent-<node>.jsonl), training metrics,
+and the supervisor's log. A source that cannot be read gives one line that says so; the others are still shown.
 """
 
 import functools
@@ -22,14 +22,14 @@ from gemctl.run.directory import RunDir
 from gemctl.run.files import MOST_LINE, LogTail, last_lines_at, parse_line, read_log
 from gemctl.run.rank_records import Times
 
-QUIET_STAGES = (b'"stage": "step"', b'"stage": "data"')  # every step has them
+QUIET_STAGES = (b'"stage": "step"', b'"stage": "data"')  # entered in every step
 
 
 @dataclass(frozen=True)
 class Line:
     """`source`: "rank 3", "agent 0", "supervisor", or "training": then `record` is a line of metrics or ledger.jsonl.
 
-    `host`: where the source runs, if the attempt has several hosts.
+    `host`: of the source, if the attempt has several hosts.
     """
 
     time: float
@@ -42,20 +42,20 @@ class Line:
 
 @dataclass(frozen=True)
 class Selection:
-    """Which ranks' lines: `rank`; all if `merged`; else the one that failed first, or rank 0. `rank` alone leaves out
-    what is no rank's."""
+    """Which ranks: `rank`; all if `merged`; else the one that failed first, or rank 0. With `rank` there are no
+    lines of other processes."""
 
     rank: int | None = None
     merged: bool = False
-    tail: int | None = None  # of each source its last lines alone: so many of all are among them
+    tail: int | None = None  # read only the last lines of each source; the last ones overall are among them
 
 
 class AttemptTail:
-    """All lines of one attempt that `selection` asks for, in the order of time."""
+    """The lines of an attempt that `selection` selects, ordered by time."""
 
     def __init__(self, run: RunDir, attempt: Attempt, selection: Selection) -> None:
         self.attempt = attempt
-        # A line that a rank prints makes its file grow once or twice.
+        # The file of a rank grows once or twice per printed line.
         grown = None if selection.tail is None else 2 * selection.tail * attempt.claim().ranks_per_node
         self._times = Times(attempt, grown)
         self._hosts = _hosts(attempt)
@@ -67,13 +67,13 @@ class AttemptTail:
             self._sources["training"] = _MetricsTail(attempt, selection.tail).new
 
     def new(self) -> Iterator[Line]:
-        """What came since the last call."""
+        """The lines since the last call."""
         self._times.update()
         self._add_sources()
         return heapq.merge(*(self._guarded(name) for name in self._sources), key=lambda line: line.time)
 
     def _add_sources(self) -> None:
-        """Those whose files have appeared."""
+        """Adds the sources whose files have appeared."""
         if self._selection.merged:
             ranks = sorted(int(path.stem) for path in self.attempt.ranks.glob("*.jsonl"))
         else:
@@ -114,7 +114,7 @@ class AttemptTail:
 
 
 def _hosts(attempt: Attempt) -> dict[int, str]:
-    """Rank → host, where there are several hosts."""
+    """The host of each rank, if there are several hosts."""
     found: dict[int, str] = {}
     nodes = attempt.claim().nodes
     for node in range(nodes if nodes > 1 else 0):
@@ -127,7 +127,7 @@ def _hosts(attempt: Attempt) -> dict[int, str]:
 
 
 class _RankTail:
-    """One rank: what it printed, and where it was."""
+    """What a rank printed, and its stages."""
 
     def __init__(self, attempt: Attempt, rank: int, host: str | None, times: Times, tail: int | None) -> None:
         self._attempt, self._rank, self._host, self._times = attempt, rank, host, times
@@ -152,7 +152,7 @@ class _RankTail:
             if _is_quiet(text, QUIET_STAGES):
                 continue
             line = self._stages.parsed(text)
-            if (said := _stage(line)) != self._said:  # what takes long says its stage again and again
+            if (said := _stage(line)) != self._said:  # a long stage is recorded repeatedly
                 self._said = said
                 yield self._line(line["time"], said)
 
@@ -178,21 +178,21 @@ class _Bytes:
         self._offset = 0 if tail is None else last_lines_at(path, tail, lambda line: not _is_quiet(line, quiet))
 
     def lines(self, last: bool) -> Iterator[tuple[int, bytes]]:
-        """(offset of its end, line) of what is new. `last`: a line that has no end counts too."""
+        """(end offset, line) of each new line. `last`: include an unterminated last line."""
         try:
             file = open_file(self._path)
         except FileNotFoundError:
             return
         with file:
             file.seek(self._offset)
-            while line := file.readline(MOST_LINE):  # a longer one comes in parts
+            while line := file.readline(MOST_LINE):  # longer lines are split
                 if not line.endswith(b"\n") and len(line) < MOST_LINE and not last:
                     return
                 self._offset += len(line)
                 yield self._offset, line.rstrip(b"\r\n")
 
     def changed(self) -> float:
-        """When the file was last written to."""
+        """The file's modification time."""
         return self._path.stat().st_mtime
 
     def parsed(self, text: bytes) -> dict[str, Any]:
@@ -200,7 +200,7 @@ class _Bytes:
 
 
 class _AgentTail:
-    """What an agent says of itself and of the ends of its ranks, and what it printed, when its file changed last."""
+    """What an agent records of itself and of its ranks' exits, and what it printed, at its file's modification time."""
 
     def __init__(self, attempt: Attempt, node: int, tail: int | None) -> None:
         self._attempt, self._node, self._host = attempt, node, None
@@ -226,15 +226,15 @@ class _AgentTail:
         match line["event"]:
             case "agent":
                 self._host = line["host"] if self._attempt.claim().nodes > 1 else None
-                return f"runs on {line['host']} as process {line['pid']}"
+                return f"running on {line['host']} as process {line['pid']}"
             case "ready":
-                return f"has imported in {line['seconds']:.1f} s"
+                return f"ready: imports took {line['seconds']:.1f} s"
             case "exit":
                 return f"rank {line['rank']}: {_end(line)}"
             case "error":
                 return f"failed: {line['message']}"
             case "superseded":
-                return "ends: another attempt owns the run"
+                return "exiting: another attempt owns the run"
         return None
 
 
@@ -245,7 +245,7 @@ def _end(line: dict[str, Any]) -> str:
 
 
 class _MetricsTail:
-    """The lines of training and evaluation, and which ranks kept the others waiting."""
+    """The metrics of training and evaluation, and reports of stragglers."""
 
     def __init__(self, attempt: Attempt, tail: int | None) -> None:
         self._number = attempt.number
@@ -265,7 +265,7 @@ def _is_quiet(line: bytes, quiet: tuple[bytes, ...]) -> bool:
 
 
 class _SupervisorTail:
-    """What the supervisor has recorded of the attempt."""
+    """What the supervisor recorded about the attempt."""
 
     def __init__(self, run: RunDir, attempt: Attempt) -> None:
         self._number, self._log = attempt.number, LogTail(run.supervisor_log)
@@ -280,7 +280,7 @@ def _decision(line: dict[str, Any]) -> str | None:
     match line["event"]:
         case "attempt":
             start = f"from {line['checkpoint']} (step {line['step']})" if line["checkpoint"] else "from the start"
-            return f"attempt {line['attempt']} begins {start}"
+            return f"attempt {line['attempt']} starts {start}"
         case "end":
             cause = line.get("cause")
             return f"attempt {line['attempt']} {line['outcome']}" + (f": {cause['text']}" if cause else "")

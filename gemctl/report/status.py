@@ -1,4 +1,4 @@
-"""What a run is doing, from its directory and what its launcher says of its job: gemctl status RUN, gemctl list."""
+"""The state of a run, from its directory and from its launcher's job: gemctl status RUN, gemctl list."""
 
 import time
 from dataclasses import dataclass, field
@@ -16,11 +16,11 @@ from gemctl.run.submission import Job, Submission, newest
 
 @dataclass(frozen=True)
 class AttemptStatus:
-    """`state`: starting, running, silent (no end and no beat: it died), or how it ended: finished, stopped, preempted,
-    killed, failed.
+    """`state`: starting, running, silent (no end record and no heartbeat: it died), or how it ended: finished, stopped,
+    preempted, killed, failed.
 
-    `host`, `pid`: its supervisor's; `beat_age`: seconds since its last beat by this machine's clock; `step`: the
-    furthest that rank 0 has entered.
+    `host`, `pid`: of its supervisor; `beat_age`: seconds since the last heartbeat by this machine's clock; `step`: the
+    last step that rank 0 has entered.
     """
 
     attempt: int
@@ -37,7 +37,7 @@ class AttemptStatus:
 
 @dataclass(frozen=True)
 class SubmissionStatus:
-    """What was asked for last: when, for which launcher; `host`, `pid`, `job`: who runs it."""
+    """The newest submission: when and for which launcher; `host`, `pid`, `job`: what runs it."""
 
     number: int
     kind: str
@@ -49,7 +49,7 @@ class SubmissionStatus:
 
 @dataclass(frozen=True)
 class Ranks:
-    """Ranks of the newest attempt that are in the same stage and step; `idle`: the seconds since their last sign."""
+    """Ranks of the newest attempt in the same stage and step; `idle`: seconds since the oldest last update."""
 
     ranks: list[int]
     stage: str
@@ -59,7 +59,7 @@ class Ranks:
 
 @dataclass(frozen=True)
 class Budget:
-    """Ends of a kind that the newest submission's attempts have spent of recover.budgets."""
+    """How much of a budget in recover.budgets the attempts of the newest submission have used."""
 
     kind: str
     spent: int
@@ -68,8 +68,8 @@ class Budget:
 
 @dataclass(frozen=True)
 class RunStatus:
-    """One run; `attempts` oldest first; `checkpoint_step`: steps in its newest valid checkpoint; `unusable`: a newer
-    one, and why it cannot be used.
+    """One run; `attempts` oldest first; `checkpoint_step`: steps in its newest valid checkpoint; `unusable`: why a
+    newer one is not usable.
 
     `state`: the last attempt's, or waiting (in a queue), starting, restarting, stopping, withdrawn (stopped before it
     began), not started, never started.
@@ -88,12 +88,12 @@ class RunStatus:
     ranks: list[Ranks] = field(default_factory=list)
     budgets: list[Budget] = field(default_factory=list)
     conclusion: str | None = None
-    cut: list[str] = field(default_factory=list)  # files that a power loss has taken
+    cut: list[str] = field(default_factory=list)  # files lost in a power loss
 
 
 @dataclass(frozen=True)
 class RunList:
-    """Runs below `root`, oldest first; `unreadable`: why some are not among them; `older`: how many were left out."""
+    """Runs below `root`, oldest first; `unreadable`: problems of those left out; `older`: how many more there are."""
 
     root: str
     runs: list[RunStatus]
@@ -102,7 +102,7 @@ class RunList:
 
 
 def open_submission(run: RunDir) -> Submission | None:
-    """The run's newest submission, unless an attempt of it has ended for good: what its job does matters."""
+    """The run's newest submission, unless its last attempt has ended for good."""
     submission = newest(run)
     last = run.last_attempt()
     if submission is None or last is None or not submission.made(last):
@@ -112,9 +112,9 @@ def open_submission(run: RunDir) -> Submission | None:
 
 
 def status(run: RunDir, job: Job | None = None) -> RunStatus:
-    """Reads the run's files; nothing waits, so `silent` is a judgement by file times and clocks.
+    """Reads the run's files without waiting, so `silent` is judged by file times and this machine's clock.
 
-    `job`: what the launcher says of its open submission.
+    `job`: the launcher's state of the open submission.
     """
     info = run.info()
     if missing := [key for key in ("name", "created") if key not in info]:
@@ -138,7 +138,7 @@ def status(run: RunDir, job: Job | None = None) -> RunStatus:
 
 
 def _newest_saved(run: RunDir) -> tuple[Checkpoint | None, str | None]:
-    """The newest valid checkpoint, and why a newer one, or all of them, cannot be used."""
+    """The newest valid checkpoint, and why a newer one, or all of them, are not usable."""
     try:
         published = [one for one in checkpoints(run) if one.current]
     except Unreadable as error:
@@ -148,7 +148,7 @@ def _newest_saved(run: RunDir) -> tuple[Checkpoint | None, str | None]:
 
 
 def ranks(attempt: Attempt) -> list[Ranks]:
-    """Where the attempt's ranks are, those in the same place together, the least advanced first."""
+    """The stage and step of the attempt's ranks, grouped, the least advanced first."""
     groups: dict[tuple[str, int | None], list[tuple[int, float]]] = {}
     for path in attempt.ranks.glob("*.jsonl"):
         line = last_line(path)
@@ -180,7 +180,7 @@ def _state(
 
 
 def _unstarted(run: RunDir, submission: Submission, job: Job | None) -> str:
-    """The state of a submission without an attempt."""
+    """The state of a submission that has no attempt yet."""
     if job is None:
         return "never started"
     if job.state != "ended":

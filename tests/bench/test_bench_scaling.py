@@ -5,6 +5,7 @@ python -m pytest tests/bench/test_bench_scaling.py -m slow
 
 import socket
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from gemctl.plan.build import build as plan
 from gemctl.plan.build import to_json
 from gemctl.plan.job import spec_of
 from gemctl.ranks.worker import main
-from gemctl.report.layers import subject
+from gemctl.report.layers import keep, subject
 from gemctl.report.report import Report, build
 from gemctl.run.attempt import Base, claim
 from gemctl.run.directory import RunDir
@@ -48,16 +49,12 @@ def train(path: str) -> None:
 
 def measure(text: str) -> dict[str, object]:
     """The layers' times, as `gemctl bench layers` keeps them."""
-    from dataclasses import asdict  # noqa: PLC0415
-
     config = from_yaml(text, "config.yaml")
     return asdict(layers.measure(config, spec_of(config)))
 
 
 def reported(folder: Path, world: int) -> Report:
     """A training on `world` ranks, then its layers alone, then its report."""
-    from gemctl.report.layers import keep
-
     config = configured(folder, world)
     ensure(config.data)
     run = RunDir.create(str(folder / "runs"), f"world-{world}", ["gemctl", "train"])

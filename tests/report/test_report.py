@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from gemctl.config.compose import to_yaml
 from gemctl.config.schema import Config, DataConfig, TrainConfig
@@ -104,8 +105,6 @@ def save(run: RunDir, step: int, attempt: int) -> Path:
 
 
 def text(value: Any) -> str:
-    from rich.console import Console  # noqa: PLC0415
-
     out = io.StringIO()
     Console(file=out, width=200).print(rendered(value))
     return out.getvalue()
