@@ -86,7 +86,7 @@ def test_references_that_double_each_other_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
         compose(str(tmp_path / "my.yaml"), ["experiment=synthetic"])
     (problem,) = caught.value.problems
-    expected = r"my\.yaml:\d+: checkpoint\.warm_start\.include.*in \$\{…\}: names so much that it has more than 16,384"
+    expected = r"my\.yaml:\d+: checkpoint\.warm_start\.include.*in \$\{…\}: resolves to more than 16,384"
     assert re.search(expected, problem)
     with pytest.raises(InputError, match="refers to itself"):
         compose(None, ["experiment=synthetic", "run.name=${run.root}", "run.root=${run.name}"])
