@@ -30,6 +30,7 @@ INLINE = re.compile(r"`((?:[A-Z_]+=\S+ )*gemctl [^`]+)`")
 LINE = re.compile(r"^\s*(?:\$ )?((?:[A-Z_]+=\S+ )*gemctl [a-z-].*)$", re.MULTILINE)
 PLACEHOLDER = re.compile(r"^(KEY|GROUP)=|^(experiment|model)=[A-Z]+$")
 FILE = re.compile(r"`((?:gemctl|tests|kernels|launchers|configs|constraints|docs|packaging)/[\w./*-]*)`")
+NAMED = re.compile(r"`([A-Za-z_][\w.]*)` in `([\w/]+\.py)`")
 EXAMPLE = re.compile(r"/[A-Z]+/|/foo\b")
 LINK = re.compile(r"\]\((?!\w+:)([^)\s]+)\)")
 FAILS = re.compile(r"\s*(#\s*)?(error: |exit 2)")
@@ -101,10 +102,13 @@ def _inline(name: str, text: str) -> Iterator[Command]:
 
 
 def dead_references(page: Path) -> list[str]:
-    """Files of the repository (`gemctl/…`, `tests/…`) and link targets that a page names and that are not there."""
+    """Files of the repository (`gemctl/…`, `tests/…`), `names` in `files.py` and link targets that are not there."""
     text = FENCE.sub("", page.read_text(encoding="utf-8"))
     named = dict.fromkeys(path.rstrip("/") for path in FILE.findall(text) if not EXAMPLE.search(path))
     dead = [path for path in named if not any(ROOT.glob(path))]
+    for name, path in NAMED.findall(text):
+        if path not in dead and name.rsplit(".", 1)[-1] not in (ROOT / path).read_text(encoding="utf-8"):
+            dead.append(f"{name} in {path}")
     for target in LINK.findall(text):
         path, _, anchor = target.partition("#")
         linked = page.parent / path if path else page

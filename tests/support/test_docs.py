@@ -90,10 +90,14 @@ def test_a_dead_reference_is_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
         "# A page\n## One, `two`!\n`gemctl/plan/bild.py`, `tests/support`, [a](no.md), [b](#one-two), [c](#three),\n"
-        "[d](page.md#one-two), [e](https://example.org/x#y), `kernels/*/op.py`\n",
+        "[d](page.md#one-two), [e](https://example.org/x#y), `kernels/*/op.py`,\n"
+        "`find` in `gemctl/run/directory.py`, `RunDir.lose` in `gemctl/run/directory.py`\n",
         encoding="utf-8",
     )
-    assert dead_references(page) == ["page.md: gemctl/plan/bild.py", "page.md: no.md", "page.md: #three"]
+    assert dead_references(page) == [
+        "page.md: gemctl/plan/bild.py", "page.md: RunDir.lose in gemctl/run/directory.py", "page.md: no.md",
+        "page.md: #three",
+    ]  # fmt: skip
 
 
 def test_the_import_graph_is_up_to_date() -> None:
