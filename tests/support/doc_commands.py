@@ -107,7 +107,8 @@ def dead_references(page: Path) -> list[str]:
     named = dict.fromkeys(path.rstrip("/") for path in FILE.findall(text) if not EXAMPLE.search(path))
     dead = [path for path in named if not any(ROOT.glob(path))]
     for name, path in NAMED.findall(text):
-        if path not in dead and name.rsplit(".", 1)[-1] not in (ROOT / path).read_text(encoding="utf-8"):
+        word = re.escape(name.rsplit(".", 1)[-1])
+        if path not in dead and not re.search(rf"\b{word}\b", (ROOT / path).read_text(encoding="utf-8")):
             dead.append(f"{name} in {path}")
     for target in LINK.findall(text):
         path, _, anchor = target.partition("#")
