@@ -1,6 +1,6 @@
 """The dense part under FSDP2: HSDP over dp_replicate × dp_shard, values by global index, one global gradient norm."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Literal
@@ -105,27 +105,20 @@ def local_slices(value: Tensor) -> list[Slice]:
     return [Slice(expert, (first + i) * value.shape[1] + others[0]) for i, expert in enumerate(local)]
 
 
-def gradient_norm(dense: nn.Module, group: dist.ProcessGroup, replicas: int, others_finite: bool) -> float:
-    """Global L2 norm of the dense gradients, experts' too, the same on every rank; NaN also if `others_finite`
-    is false on any rank (the gradients of the tables' outputs, which must not enter the tables). Collective over
-    the world. `replicas`: ranks that hold each gradient shard, on either mesh.
+def gradient_norm(dense: nn.Module, group: dist.ProcessGroup, replicas: int, others: Sequence[Tensor]) -> float:
+    """Global L2 norm of the dense gradients, experts' too, the same on every rank; NaN also if a value of `others` is
+    not finite on any rank (the gradients of the tables' outputs, which must not enter the tables). Collective over
+    the world; the host waits for its device once. `replicas`: ranks that hold each gradient shard, on either mesh.
     """
     gradients = _local_gradients(dense)
     squares = torch.zeros((), dtype=torch.float64, device=next(dense.parameters()).device)
     if gradients:
         squares = torch.stack(torch._foreach_norm(gradients)).double().square().sum() / replicas
-    if not others_finite:
-        squares = squares + float("nan")
+    for gradient in others:
+        squares = torch.where(gradient.isfinite().all(), squares, torch.nan)
     if dist.get_world_size(group) > 1:
         dist.all_reduce(squares, group=group)
     return float(squares.sqrt())
-
-
-def scale_gradients(dense: nn.Module, factor: float) -> None:
-    """Multiplies this rank's gradient shards in place."""
-    gradients = _local_gradients(dense)
-    if gradients:
-        torch._foreach_mul_(gradients, factor)
 
 
 def _local_gradients(dense: nn.Module) -> list[Tensor]:

@@ -12,7 +12,8 @@ class DenseOptimizer:
     """AdamW on sharded parameters; `applied` counts the updates (skipped steps make none).
 
     The update is elementwise, so it runs on each rank's own shards as plain tensors: parameters of several meshes fit
-    into one multi-tensor call, and no step waits for DTensor to derive placements (0.4 s in the first one).
+    into one fused call, which never waits for the device, and no step waits for DTensor to derive placements (0.4 s in
+    the first one).
     """
 
     def __init__(self, dense: nn.Module, config: DenseOptimConfig) -> None:
@@ -21,29 +22,34 @@ class DenseOptimizer:
         self.moments = {
             slot: [torch.zeros_like(parameter) for parameter in self.names] for slot in ("exp_avg", "exp_avg_sq")
         }
-        self.steps = [torch.tensor(0.0) for _ in self.names]
+        self.steps = [torch.zeros((), device=parameter.device) for parameter in self.names]
+        self._applied = 0
 
     @property
     def applied(self) -> int:
         """Updates applied so far."""
-        return int(self.steps[0])
+        return self._applied
 
     @applied.setter
     def applied(self, count: int) -> None:
-        for step in self.steps:
-            step.fill_(float(count))
+        self._applied = count
+        torch._foreach_zero_(self.steps)
+        torch._foreach_add_(self.steps, float(count))
 
     @torch.no_grad()
-    def step(self, factor: float) -> None:
-        """One update at `factor` × the configured learning rate."""
+    def step(self, factor: float, gradient_scale: float = 1.0) -> None:
+        """One update at `factor` × the configured learning rate, with gradients × `gradient_scale`."""
         config = self.config
         columns = zip(self.names, *self.moments.values(), self.steps, strict=True)
         used = [(p, p.grad, mean, square, step) for p, mean, square, step in columns if p.grad is not None]
         *sharded, steps = (list(column) for column in zip(*used, strict=True))
         parameters, gradients, means, squares = map(_shards, sharded)
+        if gradient_scale != 1.0:
+            torch._foreach_mul_(gradients, gradient_scale)
+        self._applied += 1
         adamw(
             parameters, gradients, means, squares, [], steps,
-            foreach=True, amsgrad=False, beta1=config.betas[0], beta2=config.betas[1], lr=config.lr * factor,
+            fused=True, amsgrad=False, beta1=config.betas[0], beta2=config.betas[1], lr=config.lr * factor,
             weight_decay=config.weight_decay, eps=config.eps, maximize=False,
         )  # fmt: skip
 

@@ -21,7 +21,7 @@ from gemctl.data.batch import Batch
 from gemctl.data.order import local_slice
 from gemctl.failpoints import planted
 from gemctl.parallel.assemble import ShardedModel
-from gemctl.parallel.dense import gradient_norm, scale_gradients, sync_gradients
+from gemctl.parallel.dense import gradient_norm, sync_gradients
 from gemctl.parallel.tables import LookedUp
 from gemctl.parallel.traffic import Side
 from gemctl.run.base import RolledBack
@@ -40,6 +40,10 @@ class Flags:
     save: bool = False
     spike: bool = False  # in the global loss, so no rank raises it by itself
 
+    def with_those_of(self, other: "Flags") -> "Flags":
+        """The flags that either has raised; `spike` is not exchanged."""
+        return Flags(self.nonfinite or other.nonfinite, self.stop or other.stop, self.save or other.save)
+
 
 @dataclass
 class StepResult:
@@ -53,6 +57,22 @@ class StepResult:
     lr: float
     flags: Flags = field(default_factory=Flags)
     counted: list[bool] = field(default_factory=list)
+
+
+LEAST = 1e-12  # divides a task's loss where no row counts for it
+
+
+@dataclass
+class _Told:
+    """What the ranks have agreed on in a micro-batch: the flags that any rank has raised in this step so far; the
+    tasks' weights over all ranks, [T] float64 on the device and on the host; the ranks' clocks; the micro-batch's loss.
+    """
+
+    flags: Flags
+    weights: Tensor
+    tasks: list[float]
+    clocks: Tensor
+    loss: float = math.nan
 
 
 class Stepper:
@@ -127,7 +147,8 @@ class Stepper:
         rows = len(batch)
         if planted("grad_nan"):
             looked_up.leaves.tensors()[0].register_hook(lambda gradient: gradient * math.nan)
-        agreed, logits, total, weights = Flags(), [], 0.0, _task_weights(batch)
+        logits, total, weights = [], 0.0, _task_weights(batch)
+        told: _Told | None = None
         for micro in range(count):
             start, stop = micro * rows // count, (micro + 1) * rows // count
             part = batch if count == 1 else batch.slice(start, stop)
@@ -137,26 +158,23 @@ class Stepper:
                 losses = task_losses(scores, part)
                 if planted("nan"):
                     losses = losses * math.nan
-                # The host waits for its own device here, so that the wait below is for other ranks only.
-                bad = not bool(losses.isfinite().all())
             with self._part("flag_wait"):
-                own = replace(raised, nonfinite=bad)
-                sums, weights, agreed, clocks = self._agree(losses.detach(), weights, own, agreed, first=micro == 0)
-            self.stragglers.judge(index + 1, clocks)
+                told = self._agree(losses.detach(), weights, raised, told)
+            self.stragglers.judge(index + 1, told.clocks)
             logits.append(scores.detach())
-            divisors = weights.clamp(min=1e-12)
-            total += float((sums / divisors).sum())
+            total += told.loss
             last = micro == count - 1
-            agreed.spike = last and not agreed.nonfinite and self.spikes.is_spike(total)
-            if agreed.nonfinite or agreed.spike:
+            told.flags.spike = last and not told.flags.nonfinite and self.spikes.is_spike(total)
+            if told.flags.nonfinite or told.flags.spike:
                 if micro > 0:
                     self._drop_gradients(batch, looked_up)
                 break
             with self._part("dense_backward"):
                 sync_gradients(self.model.dense, last=last)
                 # Both FSDP2 and TorchRec average over the ranks, hence × world.
-                (losses / divisors.to(losses.dtype)).sum().mul(self.world).backward()
-        return total, torch.cat(logits), agreed, (weights > 0).tolist()
+                (losses / told.weights.clamp(min=LEAST).to(losses.dtype)).sum().mul(self.world).backward()
+        assert told is not None  # there is a micro-batch
+        return total, torch.cat(logits), told.flags, [weight > 0 for weight in told.tasks]
 
     def _drop_gradients(self, batch: Batch, looked_up: LookedUp) -> None:
         """Drops the gradients that FSDP2 has accumulated: a backward over no rows reduces them for `zero_grad`."""
@@ -170,33 +188,39 @@ class Stepper:
         first, last = (number * (stop - start) // self.config.train.accumulate for number in (micro, micro + 1))
         return last - first
 
-    def _agree(
-        self, losses: Tensor, weights: Tensor, raised: Flags, so_far: Flags, first: bool
-    ) -> tuple[Tensor, Tensor, Flags, Tensor]:
-        """Global loss sums and task weights [T] (float64), the flags that any rank has raised, and the ranks' clocks
-        (in the first micro-batch of steps in which they are due, else empty)."""
-        flags = torch.tensor([raised.nonfinite, raised.stop, raised.save], dtype=torch.float64, device=losses.device)
-        clocks = self.stragglers.due() if first else torch.empty(0, dtype=torch.float64)
-        own = weights if first else torch.zeros_like(weights)
-        message = torch.cat([flags, losses.double(), own, clocks.to(losses.device)])
+    def _agree(self, losses: Tensor, weights: Tensor, mine: Flags, before: "_Told | None") -> "_Told":
+        """One sum over the ranks, for which the host waits. `weights` [T]: the tasks' weights on this rank; they are
+        summed once per step, as are the clocks that stragglers are found by. `before`: of the previous micro-batch.
+        """
+        count = losses.numel()
+        clocks = self.stragglers.due() if before is None else torch.empty(0, dtype=torch.float64)
+        asked = torch.tensor([mine.nonfinite, mine.stop, mine.save, *clocks.tolist()], dtype=torch.float64)
+        own = weights if before is None else torch.zeros_like(weights)
+        message = torch.cat([losses.double(), own, _sent(asked, losses.device)])
+        message[2 * count] += losses.isfinite().all().logical_not()
         if self.world > 1:
             dist.all_reduce(message, group=self.model.group)
-        flags, sums, total, clocks = message.split([3, losses.numel(), losses.numel(), clocks.numel()])
-        bad, stop, save = (bool(flag > 0) or bool(flag.isnan()) for flag in flags)
-        agreed = Flags(so_far.nonfinite or bad, so_far.stop or stop, so_far.save or save)
-        return sums, total if first else weights, agreed, clocks
+        values: list[float] = message.tolist()
+        sums, tasks, raised = values[:count], values[count : 2 * count], values[2 * count :]
+        flags = Flags(nonfinite=raised[0] > 0, stop=raised[1] > 0, save=raised[2] > 0)
+        heard = torch.tensor(raised[3:], dtype=torch.float64)
+        if before is None:
+            told = _Told(flags, message[count : 2 * count], tasks, heard)
+        else:
+            told = replace(before, flags=before.flags.with_those_of(flags), clocks=heard)
+        told.loss = math.fsum(part / max(weight, LEAST) for part, weight in zip(sums, told.tasks, strict=True))
+        return told
 
     def _update(self, index: int, looked_up: LookedUp, factor: float) -> float:
         with self._part("optimizer"):
-            finite = all(leaf.grad is None or bool(leaf.grad.isfinite().all()) for leaf in looked_up.leaves.tensors())
+            leaves = [leaf.grad for leaf in looked_up.leaves.tensors() if leaf.grad is not None]
             replicas = self.model.topology.dp_replicate
-            norm = gradient_norm(self.model.dense, self.model.group, replicas, finite)
+            norm = gradient_norm(self.model.dense, self.model.group, replicas, leaves)
             if not math.isfinite(norm):
-                self._not_finite_gradient(index, finite)
+                self._not_finite_gradient(index, all(bool(gradient.isfinite().all()) for gradient in leaves))
             bound = self.config.optim.dense.clip_norm
-            if bound is not None and norm > bound:
-                scale_gradients(self.model.dense, bound / norm)
-            self.optimizer.step(factor)
+            clip = bound / norm if bound is not None and norm > bound else 1.0
+            self.optimizer.step(factor, clip)
         with self._part("tables_backward"):
             self.model.tables.backward(looked_up)
         return norm
@@ -225,6 +249,13 @@ class Stepper:
         if self.world > 1:
             dist.all_reduce(flags, group=self.model.group)
         return [rank for rank, flag in enumerate(flags.tolist()) if flag]
+
+
+def _sent(values: Tensor, device: torch.device) -> Tensor:
+    """A small host tensor, copied to `device` without waiting for it."""
+    if device.type != "cuda":
+        return values
+    return values.pin_memory().to(device, non_blocking=True)
 
 
 def task_losses(logits: Tensor, batch: Batch) -> Tensor:
