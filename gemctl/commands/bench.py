@@ -48,7 +48,7 @@ def bench_layers(args: argparse.Namespace) -> Layers:
     of = subject(config, spec)
     layers, fault = cached(config, spec)
     if layers is not None and not args.again:
-        return replace(layers, note=f"from the cache, {cache_file(of)}; --again measures anew")
+        return replace(layers, note=f"from the cache, {cache_file(of)}; --again measures again")
     if fault is not None:
         note(f"{fault}; measuring again")
     found = torch_call.call("gemctl.bench.layers:measure", Layers, config=config, spec=spec)
