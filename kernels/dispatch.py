@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from gemctl.errors import InputError
+from gemctl.kernels.hopper import support as hopper
 from gemctl.kernels.triton_launch import refusal
 
 REFERENCE = "reference"
@@ -41,7 +42,11 @@ def _triton_refuses(op: str, device: torch.device, dtype: torch.dtype, head_dim:
     return refusal(device, dtype, head_dim)
 
 
-BACKENDS = (Backend("cpu", _cpu_refuses), Backend("triton", _triton_refuses))  # in order of preference
+BACKENDS = (  # in order of preference
+    Backend("cpu", _cpu_refuses),
+    Backend("hopper", hopper.refusal),
+    Backend("triton", _triton_refuses),
+)
 
 _named: str | None = None
 _used: dict[str, str] = {}

@@ -117,6 +117,17 @@ def checks() -> list[Check]:
         score(len_q=LONG, options={"window": 300}),
         Check("block", len_q=LONG, dim=128),
     ]
+    found += [flash(dim=dim, len_q=rows, len_k=keys) for dim in (64, 128) for rows, keys in (([3, 0, 70], [0, 0, 0]), ([0, 0], [5, 0]))]  # fmt: skip # noqa: E501
+    found += [score(dim=128, len_q=rows, len_k=keys) for rows, keys in (([3, 0, 70], [0, 0, 0]), ([0, 0], [5, 0]))]
+    found += [flash(dim=128, len_q=rows, heads=(3, 3), options=options)  # whole blocks, rows for one consumer
+              for rows in ([128, 256, 64], [1, 64, 65, 200, 190, 1]) for options in ({}, {"causal": True})]  # fmt: skip
+    found += [score("silu", dim=128, len_q=[1, 64, 65, 200, 190, 1000, 1], options={"causal": True, "post_scale": 0.1})]
+    found += [score(activation, dim=128, len_k=KEYS, options={"window": 100}) for activation in Activation]
+    found += [flash(dim=128, len_q=LONG, options={"causal": True}), flash(dim=128, len_k=KEYS, options={"window": 70})]
+    found += [
+        flash(dim=64, heads=(8, 2), len_k=KEYS, options={"causal": True}),
+        score(dim=128, heads=(6, 2), len_k=KEYS),
+    ]
     found += [Check("block", heads=(4, 2), options={"block_size": size}) for size in (16, 48, 128)]
     found += [Check("pooled", len_k=KEYS, seeds=seeds, heads=(4, 2)) for seeds in (1, 20, 100)]
     return found
@@ -249,6 +260,35 @@ def test_more_than_2_31_elements(op: str) -> None:
             error = ((found[name][-len(x) :].double() - x).norm() / x.norm()).item()
             report(f"2^31 {op} {name} {error:.1e}")
             assert error <= 5e-3, name
+
+
+def test_runs_on_the_kernels_of_the_gpu() -> None:
+    """Backends are not chosen in silence: on Hopper its kernels take what they can, by name they refuse the rest."""
+    on_hopper = torch.cuda.get_device_capability() == (9, 0)
+    rows = offsets([100])
+    q = torch.randn(100, 2, 128, device="cuda", dtype=BF16)
+    jagged_flash_attention(q, q, q, rows, rows, 1, 1)
+    gdpa(q, q, q, rows, rows, 1, 1, activation="silu")
+    for op in ("jagged_flash_attention", "gdpa"):
+        assert dispatch.used()[f"{op} on cuda"] == ("hopper" if on_hopper else "triton")
+    jagged_flash_attention(q, q, q, rows, rows, 1, 1, bias=torch.zeros(2, 100, 100, device="cuda"))
+    assert dispatch.used()["jagged_flash_attention on cuda"] == "triton"
+
+
+def test_strided_inputs() -> None:
+    """Slices of one projection, transposed heads, an expanded gradient: the same as of contiguous copies."""
+    rows = offsets([100, 3, 0, 260])
+    fused = torch.randn(363, 3 * 4 * 64, device="cuda", dtype=BF16)
+    q, k, v = (x.view(363, 4, 64) for x in fused.split(256, 1))
+    turned = [torch.randn(4, 363, 64, device="cuda", dtype=BF16).transpose(0, 1) for _ in range(3)]
+    for given in ((q, k, v), turned):
+        found = []
+        for copied in (False, True):
+            a, b, c = ((x.contiguous() if copied else x).detach().requires_grad_() for x in given)
+            output = jagged_flash_attention(a, b, c, rows, rows, 1, 1, causal=True)
+            output = output + gdpa(a, b, c, rows, rows, 1, 1, activation="silu", pre_scale=0.1)
+            found.append([output, *torch.autograd.grad(output.sum(), (a, b, c))])
+        assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
 def test_a_short_bias_or_table_gives_nan() -> None:

@@ -10,10 +10,11 @@ from torch import Tensor
 from gemctl.kernels import schedule
 from gemctl.kernels.block_attention import triton as block
 from gemctl.kernels.gdpa import triton as gdpa
+from gemctl.kernels.hopper import host as hopper
 from gemctl.kernels.jagged_flash_attention import triton as flash
 from gemctl.kernels.pooled_attention import triton as pooled
 
-MODULES = (schedule, block, gdpa, flash, pooled)
+MODULES = (schedule, block, gdpa, flash, pooled, hopper)
 ZONE = 64 << 10  # bytes before and behind each buffer
 POISON = 0xFF  # as a float of any width NaN, as an integer −1
 

@@ -181,11 +181,14 @@ def test_backends() -> None:
     pooled_attention(Q, K, K, OFFSETS, 3)
     assert dispatch.used()["pooled_attention on cpu"] == "cpu"
     triton = "needs tensors on a GPU, not on cpu"
-    assert dispatch.options("gdpa", Q) == {"cpu": "available", "triton": triton, "reference": "only by name"}
-    with pytest.raises(InputError, match="unknown kernel backend 'tritno': there are cpu, triton, reference"):
+    hopper = "needs tensors on a Hopper GPU (sm_90), not on cpu"
+    found = {"cpu": "available", "hopper": hopper, "triton": triton, "reference": "only by name"}
+    assert dispatch.options("gdpa", Q) == found
+    with pytest.raises(InputError, match="unknown kernel backend 'tritno': there are cpu, hopper, triton, reference"):
         dispatch.use("tritno").__enter__()
     elsewhere = torch.device("meta"), torch.float32, 4
-    with pytest.raises(InputError, match=r"no backend for gdpa on meta \(cpu: needs tensors on the CPU.*triton: needs"):
+    reasons = r"\(cpu: needs tensors on the CPU.*hopper: needs.*triton: needs"
+    with pytest.raises(InputError, match=f"no backend for gdpa on meta {reasons}"):
         dispatch.load("gdpa", *elsewhere, None)
     with pytest.raises(InputError, match="no backend for gdpa on meta named 'cpu'"):
         dispatch.load("gdpa", *elsewhere, "cpu")
