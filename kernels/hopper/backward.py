@@ -39,10 +39,10 @@ FAR_BELOW = gl.constexpr(-1e9)
 
 @gluon.jit
 def _produce(batch, own_first, own_second, other_first, other_second, owns, others, group,  # type: ignore[no-untyped-def]
-             D: gl.constexpr, OF_KEYS: gl.constexpr, BROADCAST: gl.constexpr):  # fmt: skip
+             POSITIONAL: gl.constexpr, D: gl.constexpr, OF_KEYS: gl.constexpr, BROADCAST: gl.constexpr):  # fmt: skip
     turn = 0
     block = 0
-    tile, ahead = next_tile(batch, look_ahead(batch), HEIGHT, BLOCK)
+    tile, ahead = next_tile(batch, look_ahead(batch, POSITIONAL), BLOCK, POSITIONAL)
     while tile.blocks > 0:
         # Shared queries are numbered from 0, the gradients of their outputs as ever.
         own_before = tile.row_first if BROADCAST and not OF_KEYS else 0
@@ -68,7 +68,7 @@ def _produce(batch, own_first, own_second, other_first, other_second, owns, othe
             into = others.blocks.index(block % others.slots * PAIR + 1)
             ragged.load(other_second, start, end, column, full, into)
             block += 1
-        tile, ahead = next_tile(batch, ahead, HEIGHT, BLOCK)
+        tile, ahead = next_tile(batch, ahead, BLOCK, POSITIONAL)
         turn += 1
 
 
@@ -148,7 +148,7 @@ def _consume(batch, LSE, DELTA, OUT, grad_first, grad_second, owns, others, grou
     turn = 0
     block = 0
     members = group if OF_KEYS else 1
-    tile, ahead = next_tile(batch, look_ahead(batch), HEIGHT, BLOCK)
+    tile, ahead = next_tile(batch, look_ahead(batch, POSITIONAL), BLOCK, POSITIONAL)
     while tile.blocks > 0:
         if turn > 0:
             tma.store_wait(0)  # the last tile's gradients have left its slot
@@ -167,7 +167,7 @@ def _consume(batch, LSE, DELTA, OUT, grad_first, grad_second, owns, others, grou
             others.wait_full(block)
             s = warpgroup_mma(first, others.matrix(block, 0, PAIR).permute([1, 0]), zeros, use_acc=False, is_async=True)
             dp = warpgroup_mma(second, others.matrix(block, 1, PAIR).permute([1, 0]), zeros, use_acc=False, is_async=True)  # fmt: skip # noqa: E501
-            following, ahead = next_tile(batch, ahead, HEIGHT, BLOCK)  # while products run
+            following, ahead = next_tile(batch, ahead, BLOCK, POSITIONAL)  # while products run
             s, dp = warpgroup_mma_wait(0, [s, dp])
             y, g = _weighed(s, lse, tile, 0, batch, a, b, part, KIND, POSITIONAL)
             ds = (g * (dp - delta)).to(gl.bfloat16) if KIND == "softmax" else (g * dp).to(gl.bfloat16)
@@ -218,7 +218,7 @@ def _consume(batch, LSE, DELTA, OUT, grad_first, grad_second, owns, others, grou
             if OF_KEYS:
                 put((acc_second * second_scale).to(gl.bfloat16), owns.blocks.index(at + CONSUMERS), grad_second, row, tile.row_end, tile.head * D)  # fmt: skip # noqa: E501
         else:
-            following, ahead = next_tile(batch, ahead, HEIGHT, BLOCK)
+            following, ahead = next_tile(batch, ahead, BLOCK, POSITIONAL)
             for _ in range(rounds):
                 others.wait_full(block)
                 others.free(block)
@@ -253,7 +253,7 @@ def grad_kernel(ORDER, OWN_OFFSETS, OTHER_OFFSETS, LSE, DELTA, OUT,  # type: ign
         [
             (_consume, (batch, LSE, DELTA, OUT, grad_first, grad_second, owns, others, group, a, b, first_scale, second_scale, 0, KIND, POSITIONAL, OF_KEYS, D)),  # noqa: E501
             (_consume, (batch, LSE, DELTA, OUT, grad_first, grad_second, owns, others, group, a, b, first_scale, second_scale, 1, KIND, POSITIONAL, OF_KEYS, D)),  # noqa: E501
-            (_produce, (batch, own_first, own_second, other_first, other_second, owns, others, group, D, OF_KEYS, BROADCAST)),  # noqa: E501
+            (_produce, (batch, own_first, own_second, other_first, other_second, owns, others, group, POSITIONAL, D, OF_KEYS, BROADCAST)),  # noqa: E501
         ],
         [4, 1],
         [240, 24],

@@ -31,10 +31,10 @@ from gemctl.kernels.triton_scores import LN_2
 
 @gluon.jit
 def _produce(batch, q_source, k_source, v_source, queries, keys, values, group,  # type: ignore[no-untyped-def]
-             BROADCAST: gl.constexpr, D: gl.constexpr, BLOCK: gl.constexpr):  # fmt: skip
+             POSITIONAL: gl.constexpr, BROADCAST: gl.constexpr, D: gl.constexpr, BLOCK: gl.constexpr):  # fmt: skip
     turn = 0
     block = 0
-    tile, ahead = next_tile(batch, look_ahead(batch), HEIGHT, BLOCK)
+    tile, ahead = next_tile(batch, look_ahead(batch, POSITIONAL), BLOCK, POSITIONAL)
     while tile.blocks > 0:
         before = tile.row_first if BROADCAST else 0  # shared queries are numbered from 0
         column = tile.head * D
@@ -53,7 +53,7 @@ def _produce(batch, q_source, k_source, v_source, queries, keys, values, group, 
             full = values.expect(block, BLOCK * D * 2)
             ragged.load(v_source, start, tile.other_end, column, full, values.blocks.index(block % values.slots))
             block += 1
-        tile, ahead = next_tile(batch, ahead, HEIGHT, BLOCK)
+        tile, ahead = next_tile(batch, ahead, BLOCK, POSITIONAL)
         turn += 1
 
 
@@ -119,8 +119,8 @@ def _consume(batch, out_target, LSE, queries, keys, values, stages, a, b, out_sc
     stage = stages.index(part)
     turn = 0  # the tile's number, which is that of its queries in their ring
     block = 0  # the number of the block in the rings of keys and values
-    tile, ahead = next_tile(batch, look_ahead(batch), HEIGHT, BLOCK)
-    following, ahead = next_tile(batch, ahead, HEIGHT, BLOCK)
+    tile, ahead = next_tile(batch, look_ahead(batch, POSITIONAL), BLOCK, POSITIONAL)
+    following, ahead = next_tile(batch, ahead, BLOCK, POSITIONAL)
     while tile.blocks > 0:
         queries.wait_full(turn)
         if _mine(tile, part):
@@ -151,7 +151,7 @@ def _consume(batch, out_target, LSE, queries, keys, values, stages, a, b, out_sc
                 values.wait_full(block)
                 o = warpgroup_mma(p, values.matrix(block, 0, 1), o, use_acc=index > 0, is_async=True)
                 if last:
-                    following, ahead = next_tile(batch, ahead, HEIGHT, BLOCK)  # while products run
+                    following, ahead = next_tile(batch, ahead, BLOCK, POSITIONAL)  # while products run
                 s = warpgroup_mma_wait(1, [s])
                 keys.free(block + 1)
                 if not LOADED and index_coming == coming.blocks - 1:
@@ -188,7 +188,7 @@ def _consume(batch, out_target, LSE, queries, keys, values, stages, a, b, out_sc
                 values.free(block)
                 block += 1
         tile = following
-        following, ahead = next_tile(batch, ahead, HEIGHT, BLOCK)
+        following, ahead = next_tile(batch, ahead, BLOCK, POSITIONAL)
         turn += 1
     tma.store_wait(0)
 
@@ -218,7 +218,7 @@ def forward_kernel(ORDER, Q_OFFSETS, K_OFFSETS, LSE, q_source, k_source, v_sourc
         [
             (_consume, (batch, out_target, LSE, queries, keys, values, stages, a, b, out_scale, 0, KIND, POSITIONAL, D, BLOCK, LOADED)),  # noqa: E501
             (_consume, (batch, out_target, LSE, queries, keys, values, stages, a, b, out_scale, 1, KIND, POSITIONAL, D, BLOCK, LOADED)),  # noqa: E501
-            (_produce, (batch, q_source, k_source, v_source, queries, keys, values, group, BROADCAST, D, BLOCK)),
+            (_produce, (batch, q_source, k_source, v_source, queries, keys, values, group, POSITIONAL, BROADCAST, D, BLOCK)),  # noqa: E501
         ],
         [4, 1],
         [240, 24],

@@ -13,7 +13,7 @@ from gemctl.kernels.hopper.pipeline import HEIGHT, ROWS
 from gemctl.kernels.hopper.ragged import descriptor, packed, tensor_map
 from gemctl.kernels.hopper.scores import folded
 from gemctl.kernels.tables import Table, is_long, slots
-from gemctl.kernels.triton_launch import empty, reach
+from gemctl.kernels.triton_launch import FAR, empty, reach
 
 REGISTERS = 168  # of a thread at the start: 384 threads, which then give to each other (setmaxnreg)
 SLOTS = {64: 4, 128: 2}  # blocks of keys, and of values, in flight by head dimension: what shared memory holds
@@ -22,10 +22,14 @@ HOPPER_MULTIPROCESSORS = 132  # where there is no GPU (the kernels are compiled)
 
 
 def tables(causal: bool, window: int | None) -> tuple[Table, ...]:
-    """Those of the tiles of queries, for the forward and their gradient, and of keys."""
-    behind, ahead = reach(causal, window)
-    height = HEIGHT.value
-    return Table(False, height, height, behind, ahead), Table(True, height, height, ahead, behind)
+    """Those of the tiles of queries, for the forward and their gradient, and of keys; of all tiles a row sees all."""
+    height = _height(causal or window is not None)
+    return Table(False, height, height, FAR, FAR), Table(True, height, height, FAR, FAR)
+
+
+def _height(positional: bool) -> int:
+    """Rows of a schedule's item: a tile, or a pair of them (gemctl/kernels/hopper/tiles.py)."""
+    return HEIGHT.value * 2 if positional else HEIGHT.value
 
 
 def forward(
@@ -54,18 +58,18 @@ def forward(
     lse = empty((tokens, heads), torch.float32, q.device) if kind == "softmax" else None
     if tokens == 0:
         return output, lse
-    behind, ahead = reach(causal, window)
+    (behind, ahead), positional = reach(causal, window), causal or window is not None
     constants, order = folded(kind, scale), schedule[0]
     block = _block(kind, k.shape[0], batch)
     launch(
         forward_kernel,
-        slots(tokens, HEIGHT.value, batch) * heads,
+        slots(tokens, _height(positional), batch) * heads,
         (order, q_offsets, k_offsets, order if lse is None else lse),
         [(q, ROWS.value), (k, block), (v, block), (output, ROWS.value)],
         (heads, heads // k.shape[1], constants.a, constants.b, constants.unit * post_scale, behind, ahead),
         {
             "KIND": kind,
-            "POSITIONAL": causal or window is not None,
+            "POSITIONAL": positional,
             "BROADCAST": broadcast,
             "D": head,
             "BLOCK": block,
@@ -99,12 +103,12 @@ def backward(
     heads, (key_heads, head), batch = q.shape[1], k.shape[1:], k_offsets.shape[0] - 1
     # Shared queries get a part from every row.
     grad_q, grad_k, grad_v = (empty(x.shape, x.dtype, x.device) for x in (grad, k, v))
-    behind, ahead = reach(causal, window)
+    (behind, ahead), positional = reach(causal, window), causal or window is not None
     constants = folded(kind, scale)
     of_scores = scale * constants.slope_unit * post_scale
     scales = constants.a, constants.b, of_scores, constants.unit * post_scale
     rows, keys = (q, grad), (k, v)
-    kinds = {"KIND": kind, "POSITIONAL": causal or window is not None, "BROADCAST": broadcast}
+    kinds = {"KIND": kind, "POSITIONAL": positional, "BROADCAST": broadcast}
     sizes = {"D": head, "SLOTS": GRAD_SLOTS[head]}
     delta = None if lse is None else empty(lse.shape, torch.float32, q.device)
     if grad.shape[0]:
@@ -112,7 +116,7 @@ def backward(
         saved = [order if x is None else x for x in (lse, delta, output)]
         launch(
             grad_kernel,
-            slots(grad.shape[0], HEIGHT.value, batch) * heads,
+            slots(grad.shape[0], _height(positional), batch) * heads,
             (order, q_offsets, k_offsets, *saved[:2], saved[2].contiguous()),
             [(x, ROWS.value) for x in (*rows, *keys, grad_q, grad_q)],
             (heads, heads // key_heads, *scales, behind, ahead),
@@ -123,7 +127,7 @@ def backward(
         saved = [order if x is None else x for x in (lse, delta)]
         launch(
             grad_kernel,
-            slots(k.shape[0], HEIGHT.value, batch) * key_heads,
+            slots(k.shape[0], _height(positional), batch) * key_heads,
             (order, k_offsets, q_offsets, *saved, order),
             [(x, ROWS.value) for x in (*keys, *rows, grad_k, grad_v)],
             (key_heads, heads // key_heads, *scales, ahead, behind),

@@ -12,7 +12,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from triton.language.core import _aggregate as aggregate
 
 from gemctl.kernels.hopper import ragged
-from gemctl.kernels.hopper.tiles import partly, place, visits
+from gemctl.kernels.hopper.tiles import first_row, partly, place, visits
 
 CONSUMERS = gl.constexpr(2)  # warpgroups
 ROWS = gl.constexpr(64)  # of a consumer: the height of wgmma
@@ -105,7 +105,8 @@ class Tile:
 
     Rows and others are numbered as in the packed tensors: the tile's rows from `row` on, its sequence from `row_first`
     to `row_end`, the other side's from `other_first` to `other_end`. `position` is where row `row` stands on the other
-    side, `low` the first position visited there. `blocks` is 0 where there is no tile.
+    side, `low` the first position visited there. `blocks` is 0 where there is no tile; one without rows (a
+    pair's second) visits a block as all do.
     """
 
     row: gl.tensor
@@ -155,9 +156,15 @@ class Ahead:
 
 
 @gluon.jit
-def _item(batch, turn):  # type: ignore[no-untyped-def]
-    """This program's turn-th item of the schedule, −1 where there is none."""
-    at = place(turn, gl.program_id(0), gl.num_programs(0))
+def _place(turn, PAIRED: gl.constexpr):  # type: ignore[no-untyped-def]
+    """The place in the schedule, heads counted, of this program's turn-th tile."""
+    return place(turn // 2 if PAIRED else turn, gl.program_id(0), gl.num_programs(0))
+
+
+@gluon.jit
+def _item(batch, turn, PAIRED: gl.constexpr):  # type: ignore[no-untyped-def]
+    """The item of this program's turn-th tile, −1 where there is none."""
+    at = _place(turn, PAIRED)
     return gl.load(batch.order + at // batch.heads, mask=at < batch.places, other=-1)
 
 
@@ -172,28 +179,29 @@ def _ahead(batch, turn, item, item_after):  # type: ignore[no-untyped-def]
 
 
 @gluon.jit
-def look_ahead(batch):  # type: ignore[no-untyped-def]
+def look_ahead(batch, PAIRED: gl.constexpr):  # type: ignore[no-untyped-def]
     """The first tile of this program, to be given to `next_tile`."""
     zero = gl.program_id(0) * 0
-    return _ahead(batch, zero, _item(batch, zero), _item(batch, zero + 1))
+    return _ahead(batch, zero, _item(batch, zero, PAIRED), _item(batch, zero + 1, PAIRED))
 
 
 @gluon.jit
-def next_tile(batch, ahead, HEIGHT: gl.constexpr, BLOCK: gl.constexpr):  # type: ignore[no-untyped-def]
-    """(the tile of HEIGHT rows, which visits blocks of BLOCK, that has been read; what is being read of the next)."""
+def next_tile(batch, ahead, BLOCK: gl.constexpr, PAIRED: gl.constexpr):  # type: ignore[no-untyped-def]
+    """(the tile that has been read, which visits blocks of BLOCK; what is being read of the next)."""
     there = ahead.item >= 0
     row_first = ahead.row_first.to(gl.int32)
     row_end = ahead.row_end.to(gl.int32)
     other_first = ahead.other_first.to(gl.int32)
     other_end = ahead.other_end.to(gl.int32)
-    first = gl.where(there, (ahead.item & 0x7FFFFFFF).to(gl.int32), 0) * HEIGHT
+    number = gl.where(there, (ahead.item & 0x7FFFFFFF).to(gl.int32), 0)
+    first = first_row(number, ahead.turn % 2, row_end - row_first, HEIGHT, PAIRED)
     last = gl.minimum(first + HEIGHT, row_end - row_first)
     shift = (other_end - other_first) - (row_end - row_first)
     low, blocks = visits(first, last, shift, batch.behind, batch.ahead, other_end - other_first, BLOCK)
-    head = place(ahead.turn, gl.program_id(0), gl.num_programs(0)) % batch.heads
+    head = _place(ahead.turn, PAIRED) % batch.heads
     blocks = gl.where(there, blocks, 0)
     tile = Tile(row_first + first, row_first, row_end, other_first, other_end, first + shift, low, blocks, head)
-    return tile, _ahead(batch, ahead.turn + 1, ahead.item_after, _item(batch, ahead.turn + 2))
+    return tile, _ahead(batch, ahead.turn + 1, ahead.item_after, _item(batch, ahead.turn + 2, PAIRED))
 
 
 @gluon.jit

@@ -1,8 +1,13 @@
 """Which tile a program takes when, and which blocks of keys a tile visits.
 
-The schedule (gemctl/kernels/schedule.py) lists the tiles of a batch, longest first; every tile is there once a head.
-A program takes its tiles from that list to and fro, like a dealer who turns round after each row: program g of P takes
-places g, 2P − 1 − g, 2P + g, … So nothing has to be dealt out in advance, and no counter is shared.
+The schedule (gemctl/kernels/schedule.py) lists the tiles of a batch, those of the longest sequences first; every tile
+is there once for each head. A program takes its tiles from that list to and fro, like a dealer who turns round after
+each row: program g of P takes places g, 2P − 1 − g, 2P + g, … So nothing is dealt out in advance, and no counter is
+shared.
+
+The tiles of one sequence stand side by side, so programs that run at the same time read the same keys from L2. With
+causal they are of different lengths, so the list then has pairs (two tiles' rows an item): of a sequence with n tiles
+the j-th from the end and the j-th from the start, all pairs of a sequence visit equally many blocks.
 """
 
 import triton
@@ -15,6 +20,20 @@ from gemctl.kernels.schedule import span
 def place(turn: tl.tensor, program: tl.tensor, programs: tl.tensor) -> tl.tensor:
     """The place in the list of a program's turn-th tile."""
     return turn * programs + tl.where(turn % 2 == 0, program, programs - 1 - program)
+
+
+@triton.jit
+def first_row(item, second, length, HEIGHT: tl.constexpr, PAIRED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Where in its sequence of `length` rows the tile of an item begins; `length` where a pair has no second one.
+
+    item: the number of the tile, or with `PAIRED` of the pair. second: 1 for a pair's second tile, else 0.
+    """
+    first = item * HEIGHT
+    if PAIRED:
+        last = tl.cdiv(length, HEIGHT) - 1
+        first = tl.where(second == 0, last - item, item) * HEIGHT
+        first = tl.where((second == 1) & (last - item <= item), length, first)
+    return first
 
 
 @triton.jit

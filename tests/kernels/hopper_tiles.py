@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gemctl.kernels.hopper.tiles import partly, place, visits
+from gemctl.kernels.hopper.tiles import first_row, partly, place, visits
 
 
 @triton.jit
@@ -28,6 +28,22 @@ def _places(OUT, programs, TURNS: tl.constexpr, N: tl.constexpr):  # type: ignor
     for turn in range(TURNS):
         found = place(tl.full([N], turn, tl.int32), program, programs)
         tl.store(OUT + turn * programs + program, found, mask=program < programs)
+
+
+@triton.jit
+def _first_rows(OUT, N: tl.constexpr, HEIGHT: tl.constexpr, PAIRED: tl.constexpr):  # type: ignore[no-untyped-def]
+    length = tl.arange(0, N)
+    for item in range(N // HEIGHT + 1):
+        for second in range(2):
+            found = first_row(item, second, length, HEIGHT, PAIRED)
+            tl.store(OUT + (length * (N // HEIGHT + 1) + item) * 2 + second, found)
+
+
+def first_rows(lengths: int, height: int, paired: bool) -> Tensor:
+    """int32 [lengths, items, 2]: the first row of each item's tiles, for sequences of 0, 1, … rows."""
+    found = torch.empty(lengths, lengths // height + 1, 2, dtype=torch.int32)
+    _first_rows[(1,)](found, N=lengths, HEIGHT=height, PAIRED=paired)
+    return found
 
 
 def visited(

@@ -67,6 +67,26 @@ def places_of(programs: int, turns: int) -> list[list[int]]:
     return found
 
 
+def first_rows_of(paired: bool) -> list[list[list[int]]]:
+    interpreted.start()
+    from tests.kernels.hopper_tiles import first_rows
+
+    found: list[list[list[int]]] = first_rows(64, HEIGHT, paired).tolist()
+    return found
+
+
+@pytest.mark.parametrize("paired", [False, True])
+def test_items_hold_every_tile_once(paired: bool) -> None:
+    (found,) = run_world(1, first_rows_of, paired, gloo=False)
+    for length, items in enumerate(found):
+        tiles = [first // HEIGHT for first in range(0, length, HEIGHT)]
+        held = [[row // HEIGHT for row in item if row != length][: 1 + paired] for item in items]
+        held = held[: -(-length // (HEIGHT * (1 + paired)))]  # the items that a schedule has
+        assert sorted(tile for item in held for tile in item) == tiles
+        if paired:  # a tile visits so many blocks of keys as its number, and one
+            assert {sum(item) for item in held if len(item) == 2} <= {len(tiles) - 1}
+
+
 def test_tiles_visit_the_blocks_that_they_see_and_no_other() -> None:
     assert run_world(1, tile_faults, gloo=False) == [[]]
 
@@ -144,7 +164,7 @@ def test_a_bias_takes_the_portable_kernels(monkeypatch: pytest.MonkeyPatch) -> N
     wanted = torch.bfloat16, torch.device("cpu"), 0, True, None
     portable: Any = import_module("gemctl.kernels.jagged_flash_attention.triton")
     assert flash.tables(*wanted, True) == portable.tables(*wanted, True)
-    assert flash.tables(*wanted, False) == (Table(False, 128, 128, FAR, 0), Table(True, 128, 128, 0, FAR))
+    assert flash.tables(*wanted, False) == (Table(False, 256, 256, FAR, FAR), Table(True, 256, 256, FAR, FAR))
     assert flash.forward(*both, *options) == "forward"
     assert flash.backward(q, q, torch.zeros(3, 2), *both, *options, True) == "backward"
     assert loaded == [("jagged_flash_attention", "triton")] * 2
