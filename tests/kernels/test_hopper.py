@@ -1,6 +1,7 @@
 """The Hopper kernels without a Hopper GPU: tiles against brute force, descriptors, what runs where, compilation."""
 
 import os
+from functools import partial
 from importlib import import_module
 from itertools import product
 from pathlib import Path
@@ -182,6 +183,22 @@ def test_scales_are_made_positive(scale: float) -> None:
     turned, positive = host.positive(q, scale)
     assert positive > 0
     assert torch.equal(positive * torch.einsum("qhd,khd->qk", turned, k), scale * torch.einsum("qhd,khd->qk", q, k))
+
+
+@pytest.mark.parametrize(("options", "items"), [({}, 270 // 128 + 2), ({"causal": True}, 270 // 256 + 2)])
+def test_launches_have_a_place_for_every_item_and_head(options: dict[str, Any], items: int) -> None:
+    for kind, keys in (("softmax", 128), ("silu", 64)):  # two sequences of 270 rows in all, two heads
+        forward, *grads = hopper_compile.launches(partial(hopper_compile.run, kind, 64, options))
+        assert [launch[1] for launch in (forward, *grads)] == [items * 2] * 3
+        assert [rows for _, rows in forward[3]] == [64, keys, keys, 64]
+        assert forward[5]["BLOCK"] == keys
+        assert forward[5]["LOADED"] == (keys == 64)
+        for launch, of_keys in zip(grads, (False, True), strict=True):
+            _, _, _, described, numbers, constants = launch
+            assert [rows for _, rows in described] == [64] * 6
+            far = FAR, FAR if not options else 0
+            assert numbers[-2:] == (far[::-1] if of_keys else far)
+            assert constants["OF_KEYS"] == of_keys
 
 
 def compile_share(folder: str, variants: list[Any]) -> list[tuple[str, int, str]]:
