@@ -29,7 +29,6 @@ REACHES: list[tuple[bool, int | None]] = [(False, None), (True, None), (False, 0
 
 def tile_faults() -> list[str]:
     """Where a tile's blocks are not those that it sees."""
-    interpreted.start()
     from tests.kernels.hopper_tiles import visited
 
     faults, most = [], -(-max(LENGTHS) // BLOCK)
@@ -60,40 +59,40 @@ def tile_faults() -> list[str]:
     return faults
 
 
-def places_of(programs: int, turns: int) -> list[list[int]]:
+Tiles = tuple[list[str], list[list[int]], dict[bool, list[list[list[int]]]]]
+
+
+def tiles_interpreted() -> Tiles:
+    """Faults of what tiles visit; the places of 5 programs in 4 turns; the first rows of items, paired or not."""
     interpreted.start()
-    from tests.kernels.hopper_tiles import places
+    from tests.kernels.hopper_tiles import first_rows, places
 
-    found: list[list[int]] = places(programs, turns).tolist()
-    return found
+    return tile_faults(), places(5, 4).tolist(), {x: first_rows(64, HEIGHT, x).tolist() for x in (False, True)}
 
 
-def first_rows_of(paired: bool) -> list[list[list[int]]]:
-    interpreted.start()
-    from tests.kernels.hopper_tiles import first_rows
-
-    found: list[list[list[int]]] = first_rows(64, HEIGHT, paired).tolist()
+@pytest.fixture(scope="module")
+def tiles() -> Tiles:
+    found: Tiles = run_world(1, tiles_interpreted, gloo=False)[0]
     return found
 
 
 @pytest.mark.parametrize("paired", [False, True])
-def test_items_hold_every_tile_once(paired: bool) -> None:
-    (found,) = run_world(1, first_rows_of, paired, gloo=False)
-    for length, items in enumerate(found):
-        tiles = [first // HEIGHT for first in range(0, length, HEIGHT)]
+def test_items_hold_every_tile_once(paired: bool, tiles: Tiles) -> None:
+    for length, items in enumerate(tiles[2][paired]):
+        numbers = [first // HEIGHT for first in range(0, length, HEIGHT)]
         held = [[row // HEIGHT for row in item if row != length][: 1 + paired] for item in items]
         held = held[: -(-length // (HEIGHT * (1 + paired)))]  # the items that a schedule has
-        assert sorted(tile for item in held for tile in item) == tiles
+        assert sorted(tile for item in held for tile in item) == numbers
         if paired:  # a tile visits so many blocks of keys as its number, and one
-            assert {sum(item) for item in held if len(item) == 2} <= {len(tiles) - 1}
+            assert {sum(item) for item in held if len(item) == 2} <= {len(numbers) - 1}
 
 
-def test_tiles_visit_the_blocks_that_they_see_and_no_other() -> None:
-    assert run_world(1, tile_faults, gloo=False) == [[]]
+def test_tiles_visit_the_blocks_that_they_see_and_no_other(tiles: Tiles) -> None:
+    assert tiles[0] == []
 
 
-def test_programs_take_every_place_once_to_and_fro() -> None:
-    (found,) = run_world(1, places_of, 5, 4, gloo=False)
+def test_programs_take_every_place_once_to_and_fro(tiles: Tiles) -> None:
+    found = tiles[1]
     assert found[:2] == [[0, 1, 2, 3, 4], [9, 8, 7, 6, 5]]
     assert sorted(place for turn in found for place in turn) == list(range(20))
 
