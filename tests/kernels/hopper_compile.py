@@ -17,8 +17,8 @@ from tests.kernels.test_triton_compile import TYPES
 
 def run(kind: str, head: int, options: dict[str, Any]) -> None:
     """Calls the op's host code; nothing is computed."""
-    from gemctl.kernels.gdpa import hopper as gdpa
-    from gemctl.kernels.jagged_flash_attention import hopper as flash
+    from gemctl.kernels.gdpa import hopper as gdpa  # noqa: PLC0415
+    from gemctl.kernels.jagged_flash_attention import hopper as flash  # noqa: PLC0415
 
     rows = cases.offsets([200, 70])
     q = torch.zeros(270, 2, head, dtype=torch.bfloat16)
@@ -37,7 +37,7 @@ def run(kind: str, head: int, options: dict[str, Any]) -> None:
 
 def launches(call: Callable[[], None]) -> list[tuple[Any, ...]]:
     """(kernel, places, tensors, described tensors, numbers, constants) of every launch in a call."""
-    from gemctl.kernels.hopper import host
+    from gemctl.kernels.hopper import host  # noqa: PLC0415
 
     found: list[tuple[Any, ...]] = []
     with pytest.MonkeyPatch.context() as patch:
@@ -48,12 +48,12 @@ def launches(call: Callable[[], None]) -> list[tuple[Any, ...]]:
 
 def compiled(kernel: Any, tensors: Any, described: Any, numbers: Any, constants: dict[str, Any]) -> Any:
     """The kernel for sm_90, as a launch would compile it."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.experimental.gluon._runtime import GluonASTSource
+    import triton  # noqa: PLC0415
+    from triton.backends.compiler import GPUTarget  # noqa: PLC0415
+    from triton.experimental.gluon._runtime import GluonASTSource  # noqa: PLC0415
 
-    from gemctl.kernels.hopper.host import REGISTERS
-    from gemctl.kernels.hopper.ragged import descriptor
+    from gemctl.kernels.hopper.host import REGISTERS  # noqa: PLC0415
+    from gemctl.kernels.hopper.ragged import descriptor  # noqa: PLC0415
 
     maps = [descriptor(x, rows) for x, rows in described]
     types = [
@@ -73,7 +73,7 @@ def compiled(kernel: Any, tensors: Any, described: Any, numbers: Any, constants:
 
 def report(kind: str, head: int, options: dict[str, Any]) -> list[tuple[str, int, str]]:
     """(kernel, bytes of shared memory, what ptxas says) of a variant's Hopper kernels."""
-    import triton
+    import triton  # noqa: PLC0415
 
     found = []
     for kernel, _, *rest in launches(partial(run, kind, head, options)):

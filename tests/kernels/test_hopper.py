@@ -29,7 +29,7 @@ REACHES: list[tuple[bool, int | None]] = [(False, None), (True, None), (False, 0
 
 def tile_faults() -> list[str]:
     """Where a tile's blocks are not those that it sees."""
-    from tests.kernels.hopper_tiles import visited
+    from tests.kernels.hopper_tiles import visited  # noqa: PLC0415
 
     faults, most = [], -(-max(LENGTHS) // BLOCK)
     for causal, window in REACHES:
@@ -65,7 +65,7 @@ Tiles = tuple[list[str], list[list[int]], dict[bool, list[list[list[int]]]]]
 def tiles_interpreted() -> Tiles:
     """Faults of what tiles visit; the places of 5 programs in 4 turns; the first rows of items, paired or not."""
     interpreted.start()
-    from tests.kernels.hopper_tiles import first_rows, places
+    from tests.kernels.hopper_tiles import first_rows, places  # noqa: PLC0415
 
     return tile_faults(), places(5, 4).tolist(), {x: first_rows(64, HEIGHT, x).tolist() for x in (False, True)}
 
@@ -99,7 +99,7 @@ def test_programs_take_every_place_once_to_and_fro(tiles: Tiles) -> None:
 
 @pytest.mark.parametrize(("start", "end"), [(0, 70), (70, 70), (1000, 1064), (2**31 - 2**17, 2**31 - 2**17 + 9)])
 def test_a_descriptor_ends_where_the_sequence_ends(start: int, end: int) -> None:
-    from gemctl.kernels.hopper import ragged
+    from gemctl.kernels.hopper import ragged  # noqa: PLC0415
 
     x = torch.zeros(4, 6, 64, dtype=torch.bfloat16)[:, :3]
     source = ragged.descriptor(x, 64)
@@ -113,7 +113,7 @@ def test_a_descriptor_ends_where_the_sequence_ends(start: int, end: int) -> None
 
 
 def test_packed_copies_only_what_a_descriptor_cannot_describe() -> None:
-    from gemctl.kernels.hopper.ragged import packed
+    from gemctl.kernels.hopper.ragged import packed  # noqa: PLC0415
 
     x = torch.randn(10, 4, 64).bfloat16()
     fused = torch.randn(10, 4 * 64 * 3).bfloat16()[:, 256:512].view(10, 4, 64)
