@@ -44,8 +44,8 @@ def _triton_refuses(op: str, device: torch.device, dtype: torch.dtype, head_dim:
 
 BACKENDS = (  # in order of preference
     Backend("cpu", _cpu_refuses),
-    Backend("hopper", hopper.refusal),
     Backend("triton", _triton_refuses),
+    Backend("hopper", hopper.refusal),  # so far by name only: torch.compile and CUDA graphs are not checked yet
 )
 
 _named: str | None = None
