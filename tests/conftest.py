@@ -12,7 +12,30 @@ import pytest
 from gemctl import env
 from tests.support import world
 
-FAST_SHARE: dict[str, float] = {}
+FAST_SHARE = {
+    "bench": 15,
+    "chaos": 5,
+    "checkpoint": 40,
+    "cluster": 5,
+    "commands": 20,
+    "config": 10,
+    "data": 25,
+    "kernels": 40,
+    "launch": 50,
+    "mesh": 5,
+    "model": 25,
+    "parallel": 60,
+    "plan": 20,
+    "ranks": 15,
+    "recover": 50,
+    "render": 5,
+    "report": 10,
+    "run": 15,
+    "slurm": 5,
+    "specs": 5,
+    "support": 15,
+    "train": 40,
+}
 SLOW_SHARE: dict[str, float] = {}
 _seconds: dict[str, float] = defaultdict(float)
 

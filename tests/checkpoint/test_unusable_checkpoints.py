@@ -409,7 +409,7 @@ def test_status_list_and_eval_say_that_the_newest_cannot_be_used(
         assert "format 2 is newer" in capsys.readouterr().err
     assert main(["checkpoint", "verify", str(run.path)]) == 1
     said = capsys.readouterr().out
-    assert "step_4.a1: cannot be used\n" in said and "step_2.a1: whole" in said
+    assert "step_4.a1: not usable\n" in said and "step_2.a1: intact" in said
     newer_format(run.checkpoints / "step_2.a1")
     assert main(["list", "--root", str(run.path.parent.parent)]) == 0
     assert "unusable" in capsys.readouterr().out

@@ -1,14 +1,15 @@
 """The full, unsharded state on rank 0 and its hash, whatever the world and the sharding. Collective; CPU groups."""
 
+import base64
 import hashlib
+import pickle
 from collections.abc import Mapping
-from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from gemctl.checkpoint.pieces import state_pieces
+from gemctl.parallel.exchange import broadcast_json, gather_json
 
 
 def full_state_hash(state: Mapping[str, Tensor]) -> str:
@@ -17,9 +18,7 @@ def full_state_hash(state: Mapping[str, Tensor]) -> str:
     for key, full in sorted(gather_full(state).items()):
         digest.update(f"{key} {full.dtype} {list(full.shape)}\n".encode())
         digest.update(full.view(-1).view(torch.uint8).numpy().data)
-    agreed: list[Any] = [digest.hexdigest()]
-    dist.broadcast_object_list(agreed)
-    return str(agreed[0])
+    return str(broadcast_json(digest.hexdigest()))
 
 
 def gather_full(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -28,13 +27,11 @@ def gather_full(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         key: [(piece.offsets, piece.tensor.cpu(), piece.full) for piece in pieces]
         for key, pieces in state_pieces(state).items()
     }
-    parts: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
-    dist.gather_object(mine, parts)
+    texts = gather_json(base64.b64encode(pickle.dumps(mine)).decode())
+    parts = [pickle.loads(base64.b64decode(text)) for text in texts or []]
     found: dict[str, Tensor] = {}
     filled: dict[str, Tensor] = {}
-    for key, (offsets, values, full) in (
-        (k, box) for part in parts or [] for k, boxes in part.items() for box in boxes
-    ):
+    for key, (offsets, values, full) in ((k, box) for part in parts for k, boxes in part.items() for box in boxes):
         place = tuple(slice(start, start + size) for start, size in zip(offsets, values.shape, strict=True))
         found.setdefault(key, torch.empty(full, dtype=values.dtype))[place] = values
         filled.setdefault(key, torch.zeros(full, dtype=torch.bool))[place] = True
