@@ -13,7 +13,8 @@ save on all ranks; without a manifest there is no checkpoint.
 What happens when a save fails is decided in `_save` and `_failed`: a storage error is retried `checkpoint.retries`
 times from the same copy. After that training continues without this checkpoint, unless it is the last one or more than
 `checkpoint.tolerate` saves in a row have failed. Any other error ends the attempt, and so does the loss of the run to a
-newer attempt. Rank 0 records the outcome of every save in attempts/<n>/saves.jsonl.
+newer attempt; gemctl/recover/decide.py decides whether another attempt follows. Rank 0 records the outcome of every
+save in attempts/<n>/saves.jsonl.
 """
 
 import contextlib

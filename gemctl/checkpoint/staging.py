@@ -1,4 +1,4 @@
-"""Host copies of a rank's pieces, in buffers that live as long as the run.
+"""Host copies of a rank's pieces, in buffers that live as long as the attempt.
 
 A save blocks training only for this copy. torch's DefaultStager was measured and rejected. It copies whole storages and
 caches by the storage's identity, so a state that is computed anew for each save (tables in canonical form) gets new

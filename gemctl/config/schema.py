@@ -250,7 +250,8 @@ class CheckpointConfig:
     keep: Annotated[Positive, Field(description="newest published checkpoints to keep")] = 3
     retries: Annotated[NonNegative, Field(description="retries of a save that failed in the storage")] = 1
     tolerate: Annotated[
-        NonNegative, Field(description="consecutive failed saves that do not end the run; the final save must succeed")
+        NonNegative,
+        Field(description="consecutive failed saves that do not end the attempt; the final save must succeed"),
     ] = 1
     warm_start: Annotated[
         WarmStartConfig | None, Field(description="another run's checkpoint to start from; null: initial values")

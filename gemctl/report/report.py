@@ -167,7 +167,7 @@ def _state_notes(run: RunDir) -> list[str]:
 
 def _failed_save(line: Line) -> str:
     if line["event"] == "failed":
-        end = "training continued without it" if line["tolerated"] else "the run ended"
+        end = "training continued without it" if line["tolerated"] else "the attempt ended"
         return f"saving step {line['step']} failed, {end}: {line['fault']}"
     return f"step {line['step']}: {line['event']}: {line['fault']}"
 
