@@ -1,9 +1,9 @@
-"""Writes the import graph of gemctl's rooms into docs/architecture.md, between two markers.
+"""Writes the import graph of gemctl's parts into docs/architecture.md, between two markers.
 
     python -m gemctl.architecture        # a part of `make docs`
 
-A room is a package of gemctl, or a single module beside the packages. The picture has the packages, without arrows
-that others imply; the table under it has every import between rooms.
+A part is a package of gemctl, or a single module beside the packages. The picture has the packages, without arrows
+that others imply; the table under it has every import between parts.
 """
 
 import re
@@ -18,8 +18,8 @@ PAGE = ROOT / "docs/architecture.md"
 BEGIN, END = "<!-- written by `make docs` -->", "<!-- end -->"
 
 
-def rooms() -> nx.DiGraph:
-    """An edge from each room to each room that one of its modules imports; names without `gemctl.`."""
+def parts() -> nx.DiGraph:
+    """An edge from each part to each part that one of its modules imports; names without `gemctl.`."""
     graph = grimp.build_graph("gemctl", cache_dir=None)
     found = nx.DiGraph()
     found.add_nodes_from(sorted(name.split(".")[1] for name in graph.find_children("gemctl")))
@@ -31,12 +31,12 @@ def rooms() -> nx.DiGraph:
 
 
 def packages() -> list[str]:
-    """The rooms that are folders."""
+    """The parts that are folders."""
     return sorted(path.parent.name for path in (ROOT / "gemctl").glob("*/__init__.py"))
 
 
 def torch_free() -> set[str]:
-    """The rooms that import-linter keeps free of torch (pyproject.toml)."""
+    """The parts that import-linter keeps free of torch (pyproject.toml)."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
         "contracts"
     ]
@@ -55,13 +55,13 @@ def arrows(graph: nx.DiGraph) -> list[tuple[str, str]]:
 
 def picture() -> str:
     """The picture (Mermaid) and the table."""
-    graph, folders = rooms(), packages()
+    graph, folders = parts(), packages()
     free = [name for name in folders if name in torch_free()]
     lines = ["```mermaid", "flowchart TD"]
     for title, members in ("torch-free", free), ("with torch", [name for name in folders if name not in free]):
         lines += [f'  subgraph "{title}"', *(f"    {name}" for name in members), "  end"]
     lines += [f"  {above} --> {below}" for above, below in arrows(graph.subgraph(folders))]
-    lines += ["```", "", "| room | imports |", "| --- | --- |"]
+    lines += ["```", "", "| package or module | imports |", "| --- | --- |"]
     lines += [f"| `{name}` | {', '.join(sorted(graph[name])) or '–'} |" for name in sorted(graph)]
     return "\n".join(lines)
 

@@ -4,7 +4,8 @@
     request(run.path, 1, config.launcher)      # a TorchX AppDef: one agent per host
 
 `launcher.kind` selects a module of launchers/ that has the functions of `Launcher`. A new scheduler is one more module
-here, with its name in LAUNCHERS and in the schema's `launcher.kind`.
+here, its name in LAUNCHERS below, and its kind and options in LauncherConfig (gemctl/config/schema.py): see "Add a
+scheduler" in docs/architecture.md.
 """
 
 import dataclasses
@@ -157,6 +158,6 @@ def _resource(launcher: LauncherConfig, device: str) -> "Resource":
 
 def _environment(launcher: LauncherConfig) -> dict[str, str]:
     threads = max(1, cores() // launcher.ranks_per_node)
-    if launcher.kind == "slurm":  # its nodes are other machines
+    if launcher.kind != "local":  # the nodes are other machines
         threads = (launcher.slurm and launcher.slurm.cpus_per_rank) or 1
     return {"OMP_NUM_THREADS": env.omp_threads() or str(threads), **FORK_SAFE}

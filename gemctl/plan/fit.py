@@ -57,7 +57,7 @@ class Memory:
 
 def cluster_memory(config: Config, host: Host | None = None) -> Memory:
     """As configured, else that of this machine (on which the local launcher runs every host)."""
-    if config.launcher.kind == "slurm":
+    if config.launcher.kind != "local":
         return _elsewhere(config)
     wants_gpu = config.cluster.device == "cuda" and config.cluster.gpu is None
     needs_host = config.cluster.memory_gb is None

@@ -104,11 +104,11 @@ def test_the_import_graph_is_up_to_date() -> None:
     assert architecture.PAGE.read_text(encoding="utf-8") == architecture.page(), "run `make docs`"
 
 
-def test_every_room_is_described() -> None:
+def test_every_part_is_described() -> None:
     text = architecture.PAGE.read_text(encoding="utf-8").partition(architecture.END)[2]
     packages = architecture.packages()
-    assert [room for room in packages if not re.search(rf"^\*\*`{room}`\*\*", text, re.MULTILINE)] == []
-    assert [room for room in architecture.rooms() if f"`{room}`" not in text] == []
+    assert [part for part in packages if not re.search(rf"^\*\*`{part}`\*\*", text, re.MULTILINE)] == []
+    assert [part for part in architecture.parts() if f"`{part}`" not in text] == []
 
 
 def test_arrows_that_others_imply_are_left_out() -> None:
