@@ -187,7 +187,7 @@ def _measured(line: dict[str, Any]) -> list[str]:
         f"loss {number(line['loss'])}",
         f"NE {_nes(line)}",
         f"{rate(line['examples_per_s'])} examples/s",
-        f"{rate(line['tokens_per_s'])} tokens/s",
+        f"{rate(line['tokens_per_s'])} events/s",
         f"effective MFU {percent(line['effective_mfu'])}",
     ]
 

@@ -96,7 +96,7 @@ def _throughput(value: Report) -> Section:
     t = value.throughput
     rows = [
         ["examples/s", rate(t.examples_per_s)],
-        ["tokens/s", rate(t.tokens_per_s)],
+        ["events/s", rate(t.tokens_per_s)],
         ["useful FLOPs per example", si(t.flops_per_example)],
         ["peak of one rank (FLOP/s)", si(t.rank_peak)],
         ["effective MFU", percent(t.effective_mfu)],

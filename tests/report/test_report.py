@@ -386,7 +386,7 @@ def test_progress_follows_the_files_line_by_line(run: RunDir, monkeypatch: pytes
     assert lines[1] == "attempt 3, launching" and lines[2] == "attempt 3, building the model"
     assert lines[3] == "a rank failed; trying again"
     assert len(lines) == 5, "an unchanged state is not said again"
-    for figure in ("attempt 3, step 20/40", "loss 0.8000", "NE click 0.9000", "200 examples/s", "4,000 tokens/s",
+    for figure in ("attempt 3, step 20/40", "loss 0.8000", "NE click 0.9000", "200 examples/s", "4,000 events/s",
                    "effective MFU 20.0%", "1:40 left"):  # fmt: skip
         assert figure in lines[4], figure
 
