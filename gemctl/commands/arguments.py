@@ -58,8 +58,12 @@ def _add_detach(parser: argparse._ActionsContainer) -> None:
 def _train(parser: argparse.ArgumentParser) -> None:
     _add_configuration(parser)
     instead = parser.add_mutually_exclusive_group()
-    instead.add_argument("--cfg", action="store_true", help="print the composed configuration and start nothing")
-    instead.add_argument("--dry-run", action="store_true", help="print the plan and the launch request, start nothing")
+    instead.add_argument(
+        "--cfg", action="store_true", help="print the composed configuration, without starting anything"
+    )
+    instead.add_argument(
+        "--dry-run", action="store_true", help="print the plan and the launch request, without starting anything"
+    )
     _add_detach(instead)
     parser.add_argument(
         "-m", "--multirun", action="store_true",
@@ -81,7 +85,7 @@ def _resume(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="KEY",
-        help="accept a change of this key, or of the files it names, even if it alters the loss curve; repeatable",
+        help="accept a change to this key, or to the files it names, even if it alters the loss curve; repeatable",
     )
     parser.add_argument(
         "--from-scratch", action="store_true", help="start again from step 0; existing checkpoints are kept"
@@ -106,18 +110,23 @@ def _list(parser: argparse.ArgumentParser) -> None:
 def _logs(parser: argparse.ArgumentParser) -> None:
     _add_run(parser)
     parser.add_argument(
-        "-f", "--follow", action="store_true", help="keep printing new lines, of later attempts too, until the run ends"
+        "-f",
+        "--follow",
+        action="store_true",
+        help="keep printing new lines, including those of later attempts, until the run ends",
     )
     parser.add_argument("--attempt", type=int, metavar="N", help="default: the newest")
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--rank", type=int, metavar="N", help="this rank alone")
+    which.add_argument("--rank", type=int, metavar="N", help="only this rank")
     which.add_argument("--merged", action="store_true", help="all ranks, merged by time")
     parser.add_argument("--tail", type=int, metavar="N", help="the last N lines (with -f: then every new one)")
 
 
 def _stop(parser: argparse.ArgumentParser) -> None:
     _add_run(parser)
-    parser.add_argument("--now", action="store_true", help="end it at once: steps since the last checkpoint are lost")
+    parser.add_argument(
+        "--now", action="store_true", help="end it immediately: steps since the last checkpoint are lost"
+    )
 
 
 def _report(parser: argparse.ArgumentParser) -> None:
@@ -133,7 +142,7 @@ def _eval(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         default=[],
         metavar="data.spec=PATH | data.train=PATH | data.eval=PATH",
-        help="where the run's own data are now, if they were moved",
+        help="where the run's own data are now, if they have been moved",
     )
     parser.add_argument(
         "--data", metavar="PATH", action="append", help="file, folder or glob; repeatable (default: data.eval)"
@@ -149,7 +158,7 @@ def _data(parser: argparse.ArgumentParser) -> None:
     importing = actions.add_parser(
         "import", help="RecBole atomic files (*.inter, *.user, *.item) → train, valid and test Parquet with a spec"
     )
-    importing.add_argument("source", metavar="SRC", help="folder with one *.inter file, or such a file")
+    importing.add_argument("source", metavar="SRC", help="folder with one *.inter file, or the file itself")
     importing.add_argument("out", metavar="OUT", help="folder to write to")
     importing.add_argument(
         "--label",
@@ -178,10 +187,10 @@ def _checkpoint(parser: argparse.ArgumentParser) -> None:
     comparing = actions.add_parser("diff", help="compare two checkpoints bit for bit; exit code 1 if they differ")
     comparing.add_argument("a", metavar="A", help=what)
     comparing.add_argument("b", metavar="B", help=what)
-    exporting = actions.add_parser("export", help="write the weights, embedding tables too, as safetensors files")
+    exporting = actions.add_parser("export", help="write the weights, embedding tables included, as safetensors files")
     exporting.add_argument("checkpoint", metavar="CHECKPOINT", help=what)
     exporting.add_argument("target", metavar="DIR", help="folder to create for the files")
-    exporting.add_argument("--optimizer", action="store_true", help="the optimizer state too")
+    exporting.add_argument("--optimizer", action="store_true", help="include the optimizer state")
     exporting.add_argument(
         "--file-gb", type=float, default=5.0, metavar="GB", help="largest file, unless one tensor is larger (5)"
     )
@@ -189,7 +198,7 @@ def _checkpoint(parser: argparse.ArgumentParser) -> None:
     _add_run(pruning)
     pruning.add_argument(
         "--unusable", action="store_true", required=True,
-        help="folders that are unfinished, superseded, damaged, or unreadable for this gemctl or this user",
+        help="folders that are unfinished, void, damaged, or unreadable by this gemctl or this user",
     )  # fmt: skip
     pruning.add_argument("--dry-run", action="store_true", help="print what would be deleted, and why, and stop")
     for action in (verifying, comparing, exporting):
@@ -214,18 +223,18 @@ def _bench(parser: argparse.ArgumentParser) -> None:
         "--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"), help="dtype (bfloat16)"
     )
     kernels.add_argument("--repeats", type=int, default=5, help="rounds over all contenders (5)")
-    kernels.add_argument("--small", action="store_true", help="tiny shapes, to see that it works")
+    kernels.add_argument("--small", action="store_true", help="tiny shapes, to check that it works")
     layers = parts.add_parser("layers", help="each module of a model alone, at a run's shapes: local MFU")
     _add_configuration(layers)
-    layers.add_argument("--run", metavar="RUN", help="measure at this run's configuration and data, for its report")
+    layers.add_argument("--run", metavar="RUN", help="measure with this run's configuration and data, for its report")
     _add_root(layers)
     layers.add_argument("--again", action="store_true", help="measure even if the cache has a result")
     model = parts.add_parser("model", help="a whole training step, beside the same model on padded batches")
     _add_configuration(model)
     model.add_argument("--rows", type=int, default=64, metavar="N", help="rows of a global batch (64)")
     model.add_argument("--longest", type=int, default=512, metavar="N", help="events of the longest history (512)")
-    model.add_argument("--fill", type=float, default=0.3, metavar="F", help="mean length over the longest (0.3)")
-    model.add_argument("--ranks", type=int, default=1, metavar="N", help="ranks of this machine (1)")
+    model.add_argument("--fill", type=float, default=0.3, metavar="F", help="mean length divided by the longest (0.3)")
+    model.add_argument("--ranks", type=int, default=1, metavar="N", help="ranks on this machine (1)")
     model.add_argument("--threads", type=int, metavar="N", help="threads per rank (default: cores divided by ranks)")
     model.add_argument("--repeats", type=int, default=7, metavar="N", help="rounds of both, four steps each (7)")
 
@@ -241,7 +250,9 @@ def _config(parser: argparse.ArgumentParser) -> None:
 def _doctor(parser: argparse.ArgumentParser) -> None:
     _add_root(parser)
     parser.add_argument(
-        "--node", metavar="DIR", help="check instead whether this node can serve a run, and report to DIR in the run"
+        "--node",
+        metavar="DIR",
+        help="check only whether this node can serve a run, and write a report to the run's folder DIR",
     )
     parser.add_argument("--memory", type=int, default=0, metavar="BYTES", help="with --node: memory that must be free")
     parser.add_argument("--gpus", type=int, default=0, metavar="N", help="with --node: GPUs that must be present")
@@ -250,7 +261,8 @@ def _doctor(parser: argparse.ArgumentParser) -> None:
 COMMANDS = {
     "train": Command("train the model that a configuration describes", _train),
     "plan": Command(
-        "show the mesh, the table shards and every byte of a configuration; start nothing", _add_configuration
+        "show the mesh, the table shards and the memory of a configuration, without starting anything",
+        _add_configuration,
     ),
     "resume": Command(
         "resume a run from its newest verified checkpoint, on the same or another number of ranks", _resume
@@ -258,7 +270,7 @@ COMMANDS = {
     "supervise": Command("supervise a submitted run in this process; batch scripts and --detach start it", _supervise),
     "list": Command("list runs and what each is doing", _list),
     "status": Command("show what a run is doing", _add_run),
-    "logs": Command("show the output and events of a run's processes, the cause of a failure first", _logs),
+    "logs": Command("show the output and events of a run's processes; after a failure, its cause first", _logs),
     "stop": Command("ask a run to save and stop", _stop),
     "report": Command("show what a run achieved and where its time went", _report),
     "eval": Command("score a data set with a checkpoint", _eval),

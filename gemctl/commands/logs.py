@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> None:
         raise InputError(f"--tail {args.tail}: give a number of lines, 1 or more")
     selection = Selection(args.rank, args.merged, args.tail)
     if args.follow and args.attempt is not None:
-        raise InputError("--attempt shows one attempt, --follow shows all that follow: leave one out")
+        raise InputError("--attempt shows one attempt, --follow the newest and all later ones: use only one of them")
     if not args.follow:
         write_log(_shown(target, _attempt(target, args), selection), args.json)
         return

@@ -98,7 +98,7 @@ def _find(source: Path) -> Path:
     if source.suffix == ".inter" and source.is_file():
         return source
     if not source.is_dir():
-        raise InputError(f"{source}: no such folder (expected a folder with one *.inter file, or such a file)")
+        raise InputError(f"{source}: no such folder (expected a folder with one *.inter file, or the file itself)")
     found = sorted(source.glob("*.inter"))
     if len(found) != 1:
         names = ", ".join(path.name for path in found) or "none"

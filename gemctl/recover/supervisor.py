@@ -31,7 +31,7 @@ class RunFailed(GemctlError):
 
 
 class Requeue(Interrupted):
-    """The run has saved and exited since its time is up, and its budget allows that it continues in another job."""
+    """The run has saved and exited because its time limit is near, and its budget lets it continue in another job."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, TERMINATED)

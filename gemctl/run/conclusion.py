@@ -98,7 +98,7 @@ def _ended(end: dict[str, Any]) -> str:
         case "killed":
             return "was killed"
         case "stopped" | "preempted" as outcome:
-            why = ", as its time is up" if outcome == "preempted" else ""
+            why = ", as its time limit was near" if outcome == "preempted" else ""
             return "stopped before its first step" if step is None else f"stopped at step {step}, saved{why}"
         case outcome:
             return f"{outcome}: {cause['text']}" if cause else str(outcome)

@@ -241,7 +241,7 @@ def check_size(path: Path, stored: StoredFile) -> str | None:
     except OSError as error:
         return f"{path}: {error.strerror}"
     if not stat.S_ISREG(found.st_mode):
-        return f"{path}: no regular file of this folder"
+        return f"{path}: not a regular file in this folder"
     size = found.st_size
     return None if size == stored.bytes else f"{path}: {size} bytes, its manifest says {stored.bytes}"
 

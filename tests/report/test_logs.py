@@ -153,7 +153,7 @@ def test_what_cannot_be_read_hides_nothing_else(run: RunDir) -> None:
     [
         ({"rank": 2}, "--rank 2: attempt 1 has 2 ranks, 0 to 1"),
         ({"attempt": 7}, r"no attempt 7 \(it has 1\)"),
-        ({"attempt": 1, "follow": True}, "leave one out"),
+        ({"attempt": 1, "follow": True}, "use only one of them"),
     ],
 )
 def test_what_is_not_there_is_refused(run: RunDir, more: dict[str, object], told: str) -> None:
