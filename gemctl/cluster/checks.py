@@ -18,7 +18,7 @@ from gemctl.cluster.host import Host, this_host
 from gemctl.durable import has_links
 
 MEMORY = 4 * GIB  # the default experiment needs about 3 GiB on four ranks
-SHM = GIB // 2  # checkpoints are staged in shared memory; the default in containers is 64 MiB
+SHM = GIB // 2  # NCCL's buffers between GPUs of one host are in shared memory; containers have 64 MiB by default
 
 Status = Literal["ok", "warn", "fail"]
 
@@ -100,7 +100,7 @@ def _memory(host: Host) -> Check:
 def _shm(host: Host) -> Check:
     found = f"{host.shm / GIB:.2f} GiB"
     if host.shm < SHM:
-        advice = f"checkpoints are staged there: give it {SHM / GIB:.1f} GiB or more (docker run --shm-size=2g)"
+        advice = f"NCCL's buffers are there in GPU runs: give it {SHM / GIB:.1f} GiB or more (docker run --shm-size=2g)"
         return Check("/dev/shm", "warn", found, advice)
     return Check("/dev/shm", "ok", found)
 

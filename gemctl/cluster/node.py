@@ -78,7 +78,12 @@ def _memory(host: Host, needed: int) -> Check:
 
 def _shm(host: Host) -> Check:
     found = f"{host.shm / GIB:.2f} GiB"
-    return Check("/dev/shm", "ok" if host.shm >= SHM else "warn", found, "" if host.shm >= SHM else "saves stage there")
+    return Check(
+        "/dev/shm",
+        "ok" if host.shm >= SHM else "warn",
+        found,
+        "" if host.shm >= SHM else "NCCL's buffers are there, in GPU runs",
+    )
 
 
 def _disk(folder: str) -> Check:
