@@ -93,7 +93,11 @@ class DomainSpec:
 
 @dataclass(frozen=True)
 class FeatureSpec:
-    """Columns and roles of one data set. The order of the labels is the order of the tasks everywhere."""
+    """Columns and roles of one data set. The order of the labels is the order of the tasks everywhere.
+
+    `timestamp`: the row's time; `weight`: its weight in losses and metrics; `true_probability`: the true probability of
+    the first label, if it is known, as in synthetic data: reports then show the best possible NE.
+    """
 
     __pydantic_config__ = FORBID
     name: str
