@@ -197,7 +197,7 @@ def _multi_valued(plan: _Plan, name: str, values: Any, place: Any, what: str) ->
     tokens, owner = tokens.filter(filled), owner.filter(filled).to_numpy(zero_copy_only=False)
     distinct = len(pc.unique(tokens))
     if distinct > len(values) / 2:
-        plan.notes.append(f"{what} left out: {distinct} distinct tokens in {len(values)} lines, practically an id")
+        plan.notes.append(f"{what} left out: {distinct} distinct tokens in {len(values)} lines, in effect an id")
         return
     offsets = np.concatenate([[0], np.cumsum(np.bincount(owner, minlength=len(values)))])
     entity = place.fill_null(-1).to_numpy(zero_copy_only=False)

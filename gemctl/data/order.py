@@ -7,8 +7,9 @@ world size can continue at any step. Every epoch is shuffled with a seed of its 
 start of the next may share a batch, so no row is lost.
 
 Reading a random row requires decoding its whole row group. `shuffled` therefore permutes the row groups, and then the
-rows inside *windows* of a few row groups, so that a batch touches at most two windows. No window may be small for that:
-a window is filled until it holds as many rows as `window` average row groups, and the rest joins the last window.
+rows inside *windows* of a few row groups, so that a batch touches at most two windows. That requires windows
+that are not small: one is filled until it holds as many rows as `window` average row groups, and what is left at the
+end joins the last one.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
-"""Whether anybody runs a run: the heartbeat of its attempt, and the job or process of its supervisor.
+"""Whether a run is alive: the heartbeat of its attempt, and the job or process of its supervisor.
 
-    refuse_running(run, run.last_attempt())                    # InputError: it runs, or is about to
+    refuse_running(run, run.last_attempt())                    # InputError if it is running, or about to
 
 The run's files are read as often as needed; a launcher is queried only every few seconds.
 """

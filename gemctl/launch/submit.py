@@ -105,7 +105,7 @@ def launch(
     base: Base | None = None,
     last: Attempt | None = None,
 ) -> Detached | None:
-    """Submits the run and follows it to its end or, with `detach`, to its start. A bad end is raised.
+    """Submits the run and follows it to its end or, with `detach`, to its start. Raises if it ends badly.
 
     `last`: the run's last attempt, which the caller knows to be dead.
 

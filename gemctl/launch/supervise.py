@@ -1,4 +1,4 @@
-"""The supervisor of a submitted run in this process: attempt after attempt, starting from where they stand."""
+"""The supervisor of a submitted run in this process: attempt after attempt, continuing after the last one there is."""
 
 from gemctl.config.compose import from_yaml
 from gemctl.errors import InputError, Interrupted, TooFewHosts

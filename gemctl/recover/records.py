@@ -52,12 +52,12 @@ class RankRecord:
 
 @dataclass
 class AgentRecord:
-    """The agent of one host. `well`: whether all its ranks succeeded; None until they have ended."""
+    """The agent of one host. `succeeded`: whether all its ranks did; None until they have ended."""
 
     node: int
     beat: bytes
     host: str | None = None
-    well: bool | None = None
+    succeeded: bool | None = None
     beats: bool = False  # a heartbeat has been seen
     sign: float = field(default_factory=time.monotonic)  # when its last line or heartbeat was seen
 
@@ -139,30 +139,30 @@ class Records:
                 if self.agent_error is None:
                     self.agent_error, self.error_node = line["message"], agent.node
             case "end":
-                agent.well = line["ok"]
+                agent.succeeded = line["ok"]
                 if not line["ok"] and self.failed_at is None:
                     self.failed_at = time.monotonic()
 
     @property
     def ended(self) -> bool:
         """True when every agent has recorded that all its ranks have ended."""
-        return self.ended_but(())
+        return self.ended_except(())
 
-    def ended_but(self, lost: Collection[int]) -> bool:
+    def ended_except(self, lost: Collection[int]) -> bool:
         """The same of every agent except the `lost` ones."""
-        return all(agent.well is not None or agent.node in lost for agent in self.agents)
+        return all(agent.succeeded is not None or agent.node in lost for agent in self.agents)
 
     @property
-    def well(self) -> bool:
+    def succeeded(self) -> bool:
         """True when all ranks of all agents succeeded."""
-        return all(agent.well for agent in self.agents)
+        return all(agent.succeeded for agent in self.agents)
 
     def silent(self) -> list[AgentRecord]:
         """Agents that watch ranks and have no heartbeat any more: their host or its network is lost.
 
         Agents that are about to be silent for as long are included, so that hosts lost together are named together.
         """
-        beating = [agent for agent in self.agents if agent.well is None and agent.beats]
+        beating = [agent for agent in self.agents if agent.succeeded is None and agent.beats]
         if not any(agent.idle > self.patience for agent in beating):
             return []
         return [agent for agent in beating if agent.idle > self.patience - 2 * self._heartbeat]

@@ -30,7 +30,7 @@ def start(
     prepared = context.prepared
     fresh = last is None or bool(context.agents.ended())
     if last is not None and fresh:
-        context.kill_agents()  # those that live belong to the dead ones; one that is out of reach finds no work
+        context.kill_agents()  # survivors belong with the dead ones; one that is out of reach will find no work
     attempt = claim(
         context.run.path,
         number,

@@ -108,7 +108,7 @@ class Watch:
             records.update()  # what they recorded last
         silent = records.silent() if records.nodes > 1 else []
         lost = {agent.node: f"no heartbeat from its agent for {records.patience:.0f} s" for agent in silent}
-        return lost | {node: how for node, how in exited.items() if records.agents[node].well is None}
+        return lost | {node: how for node, how in exited.items() if records.agents[node].succeeded is None}
 
     def _agents_lost(self, lost: dict[int, str]) -> End:
         """The end of an attempt that has lost agents; the others end their ranks first."""
@@ -118,7 +118,7 @@ class Watch:
             records.update()
             records.agent_error = records.agent_error or lost[0]
             return self._result()
-        self._order_kill("a host was lost", lambda: records.ended_but(lost))
+        self._order_kill("a host was lost", lambda: records.ended_except(lost))
         self.context.kill_agents()
         # An agent that cannot start, or recorded why it failed, was not taken away, and would fail again.
         broken = any(records.agents[node].host is None for node in lost)
@@ -132,7 +132,7 @@ class Watch:
     def _result(self, hung_for: float | None = None) -> End:
         """The end of an attempt whose ranks have all ended; `hung_for`: seconds without progress, if it was a hang."""
         records = self.records
-        if records.well:
+        if records.succeeded:
             if any(rank.result == "stopped" for rank in records.ranks):
                 return self._stop_end()
             return End("finished", records.step())
@@ -201,5 +201,5 @@ def _peers_left_waiting(records: Records) -> bool:
     """True if the ranks of a host have failed, and other hosts do not end theirs, or never started."""
     if records.failed_at is None:
         return False
-    started = any(agent.host is not None and agent.well is None for agent in records.agents)
+    started = any(agent.host is not None and agent.succeeded is None for agent in records.agents)
     return time.monotonic() - records.failed_at > (records.patience + FAIL_GRACE if started else 0)

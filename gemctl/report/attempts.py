@@ -55,8 +55,8 @@ class Journal:
     def startup(self) -> dict[str, float]:
         """Seconds by start-up stage, from the claim of the attempt to the end of its first step.
 
-        `agent_start`, `agent_import`: until the agent of node 0 runs and has imported torch (0 for an agent that lived
-        through the previous attempt); `fork`: until the rank processes exist; then the ranks' own stages, means over
+        `agent_start`, `agent_import`: until the agent of node 0 runs and has imported torch (0 for an agent that
+        served the previous attempt too); `fork`: until the rank processes exist; then the ranks' own stages, means over
         the ranks. Empty if no rank finished a step.
         """
         if not self.ledger:
@@ -85,7 +85,7 @@ def read_journals(run: RunDir) -> list[Journal]:
 
 @dataclass
 class AttemptReport:
-    """One attempt. Times are seconds since the epoch. If the attempt followed a failure by itself, recovery took
+    """One attempt. Times are seconds since the epoch. If the supervisor started it after a failure, recovery took
     `recovery_s` + `first_step_s`."""
 
     number: int

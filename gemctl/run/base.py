@@ -3,9 +3,9 @@
     choice = newest_verified(run)               # Choice(checkpoint, passed_over, left_alone)
     passed_over(run.attempts(), step)           # [31]: steps whose batches an earlier attempt rolled back from
 
-The newest valid checkpoint whose files are whole is used. A damaged one is passed over for the one before; one that
-cannot be read now is not, and a run that has checkpoints of which none can be used does not start from step 0 unless
-told to: both are an InputError that names the problem of each checkpoint and what can be done.
+The newest valid checkpoint whose files are intact is used. A damaged one is passed over for the one before. One that
+cannot be read now is not passed over, and a run none of whose checkpoints can be used does not start from step 0 unless
+told to: both raise an InputError that names the problem of each checkpoint and what can be done.
 
     attempts/<n>/rolled_back.json   {"step": 31, "what": "gradient", "ranks": [1]}
 
@@ -111,7 +111,7 @@ def _message(head: str, reasons: list[str], advice: list[str]) -> str:
 class RolledBack:
     """Why an attempt dropped its steps since its last checkpoint: at `step` (from 0) something was not finite.
 
-    `what`: gradient (the batch is passed over from now on) or state (weights or tables are not finite already, so the
+    `what`: gradient (the batch is passed over from now on) or state (weights or tables were already not finite, so the
     batch is not to blame). `ranks`: the ranks where it was seen, if not all.
     """
 
@@ -130,7 +130,7 @@ class RolledBack:
             )
         return (
             f"{rank}step {self.step}: the state is not finite{on}, so every batch that meets it gives no finite loss; "
-            "an older checkpoint may be whole"
+            "an older checkpoint may still be finite"
         )
 
 

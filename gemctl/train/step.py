@@ -63,7 +63,7 @@ LEAST = 1e-12  # divides a task's loss where no row counts for it
 
 
 @dataclass
-class _Told:
+class _Agreed:
     """What the ranks have agreed on in a micro-batch: the flags that any rank has raised in this step so far; the
     tasks' weights over all ranks, [T] float64 on the device and on the host; the ranks' clocks; the micro-batch's loss.
     """
@@ -148,7 +148,7 @@ class Stepper:
         if planted("grad_nan"):
             looked_up.leaves.tensors()[0].register_hook(lambda gradient: gradient * math.nan)
         logits, total, weights = [], 0.0, _task_weights(batch)
-        told: _Told | None = None
+        agreed: _Agreed | None = None
         for micro in range(count):
             start, stop = micro * rows // count, (micro + 1) * rows // count
             part = batch if count == 1 else batch.slice(start, stop)
@@ -159,22 +159,22 @@ class Stepper:
                 if planted("nan"):
                     losses = losses * math.nan
             with self._part("flag_wait"):
-                told = self._agree(losses.detach(), weights, raised, told)
-            self.stragglers.judge(index + 1, told.clocks)
+                agreed = self._agree(losses.detach(), weights, raised, agreed)
+            self.stragglers.judge(index + 1, agreed.clocks)
             logits.append(scores.detach())
-            total += told.loss
+            total += agreed.loss
             last = micro == count - 1
-            told.flags.spike = last and not told.flags.nonfinite and self.spikes.is_spike(total)
-            if told.flags.nonfinite or told.flags.spike:
+            agreed.flags.spike = last and not agreed.flags.nonfinite and self.spikes.is_spike(total)
+            if agreed.flags.nonfinite or agreed.flags.spike:
                 if micro > 0:
                     self._drop_gradients(batch, looked_up)
                 break
             with self._part("dense_backward"):
                 sync_gradients(self.model.dense, last=last)
                 # Both FSDP2 and TorchRec average over the ranks, hence × world.
-                (losses / told.weights.clamp(min=LEAST).to(losses.dtype)).sum().mul(self.world).backward()
-        assert told is not None  # there is a micro-batch
-        return total, torch.cat(logits), told.flags, [weight > 0 for weight in told.tasks]
+                (losses / agreed.weights.clamp(min=LEAST).to(losses.dtype)).sum().mul(self.world).backward()
+        assert agreed is not None  # there is a micro-batch
+        return total, torch.cat(logits), agreed.flags, [weight > 0 for weight in agreed.tasks]
 
     def _drop_gradients(self, batch: Batch, looked_up: LookedUp) -> None:
         """Drops the gradients that FSDP2 has accumulated: a backward over no rows reduces them for `zero_grad`."""
@@ -188,7 +188,7 @@ class Stepper:
         first, last = (number * (stop - start) // self.config.train.accumulate for number in (micro, micro + 1))
         return last - first
 
-    def _agree(self, losses: Tensor, weights: Tensor, mine: Flags, before: "_Told | None") -> "_Told":
+    def _agree(self, losses: Tensor, weights: Tensor, mine: Flags, before: "_Agreed | None") -> "_Agreed":
         """One sum over the ranks, for which the host waits. `weights` [T]: the tasks' weights on this rank; they are
         summed once per step, as are the clocks that stragglers are found by. `before`: of the previous micro-batch.
         """
@@ -205,11 +205,11 @@ class Stepper:
         flags = Flags(nonfinite=raised[0] > 0, stop=raised[1] > 0, save=raised[2] > 0)
         heard = torch.tensor(raised[3:], dtype=torch.float64)
         if before is None:
-            told = _Told(flags, message[count : 2 * count], tasks, heard)
+            agreed = _Agreed(flags, message[count : 2 * count], tasks, heard)
         else:
-            told = replace(before, flags=before.flags.with_those_of(flags), clocks=heard)
-        told.loss = math.fsum(part / max(weight, LEAST) for part, weight in zip(sums, told.tasks, strict=True))
-        return told
+            agreed = replace(before, flags=before.flags.with_those_of(flags), clocks=heard)
+        agreed.loss = math.fsum(part / max(weight, LEAST) for part, weight in zip(sums, agreed.tasks, strict=True))
+        return agreed
 
     def _update(self, index: int, looked_up: LookedUp, factor: float) -> float:
         with self._part("optimizer"):

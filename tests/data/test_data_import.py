@@ -115,7 +115,7 @@ def test_side_columns_get_roles_and_what_gets_none_is_said(tmp_path: Path) -> No
     assert "user_score" in [feature.name for feature in spec.dense]
     assert result.notes == [
         "tiny.user: vector left out: float_seq has no role",
-        "tiny.item: title left out: 56 distinct tokens in 55 lines, practically an id",
+        "tiny.item: title left out: 56 distinct tokens in 55 lines, in effect an id",
     ]
     table = read_all(tmp_path / "out")
     known = json.loads((tmp_path / "out" / "vocabularies.json").read_text())["tables"]

@@ -177,7 +177,7 @@ def test_what_ranks_say_is_looked_at_less_often_than_who_has_ended(tmp_path: Pat
     JsonLog(records.attempt.agent_log(2)).write({"event": "end", "ok": True})
     records._looked_at = {"agents": time.monotonic() - 0.005, "ranks": time.monotonic() + 60}
     records.look()
-    assert (records.agents[2].well, records.step()) == (True, None)
+    assert (records.agents[2].succeeded, records.step()) == (True, None)
     records._looked_at["ranks"] = time.monotonic() - RANK_LOOK
     records.look()
     assert records.step() == 7
