@@ -8,6 +8,8 @@ gemctl checkpoint prune RUN --unusable --dry-run
 """
 
 import argparse
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +68,10 @@ def export(checkpoint: str, target: Path, file_gb: float, optimizer: bool, root:
     if problems:
         raise InputError(problems)
     with paths.writing(str(target)):
-        target.absolute().parent.mkdir(parents=True, exist_ok=True)
+        parent = target.absolute().parent
+        parent.mkdir(parents=True, exist_ok=True)
+        if not os.access(parent, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     (folder,) = _intact([checkpoint], root)
     return torch_call.call(
         "gemctl.checkpoint.export:export",

@@ -1,6 +1,7 @@
 """Exported safetensors files, read by a reader of the format's definition; differences with names of any length."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,17 @@ def test_where_an_export_goes(
     assert "the run has steps 2" in capsys.readouterr().err
     assert main([*asked, str(saved[0] / "checkpoints/step_9.a1")]) == 2
     assert "whose folders are managed by gemctl" in capsys.readouterr().err
+
+
+def test_an_export_to_a_folder_that_is_closed_is_refused_at_once(
+    saved: tuple[Path, dict[str, Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
+    assert main(["checkpoint", "export", str(saved[0]), str(tmp_path / "x")]) == 2
+    assert capsys.readouterr().err == f"error: {tmp_path / 'x'}: cannot be written: Permission denied\n"
 
 
 @pytest.mark.slow
