@@ -65,6 +65,10 @@ def parse(texts: Iterable[str], groups: Groups) -> Overrides:
 
 def _unparsable(text: str, error: Exception) -> str:
     key, equals, value = text.partition("=")
+    if not equals and key in GROUPS:
+        return f"has no choice: write {key}=CHOICE"
+    if not equals and find(tuple(key.split("."))) is not None:
+        return f"has no value: write {key}=VALUE"
     if not equals:
         return f"neither KEY=VALUE nor a YAML file{did_you_mean_key(key.split()[0] if key.split() else key)}"
     node = find(tuple(key.split(".")))
