@@ -11,7 +11,7 @@ Kinds: `raise`, `hang`, `kill` (SIGKILL), `stop` (SIGSTOP: somebody else has to 
 can't write any file beyond 16 kB), `slow` (steps take `factor` times the rank's own work, 3 by default), `nan` (in the
 loss of the step that begins), `grad_nan` (in a gradient of the tables' outputs in that step).
 
-Keys: `rank` (default 0), `step` (default: any), `stage` (default: step), `point` (default: as the stage begins),
+Keys: `rank` (default 0), `step` (default: any), `stage` (default: step), `point` of a save (default: as it begins),
 `attempt` (default 1, so that the next attempt runs undisturbed), `count` (how often; default: every time). Commands
 call `check` before they launch. Without GEMCTL_INJECT a failpoint costs one lookup in the environment.
 """
@@ -104,6 +104,7 @@ def parse(text: str) -> tuple[Fault, ...]:
 
 def _parse_one(text: str, problems: list[str]) -> Fault:
     kind, _, rest = text.partition(":")
+    before = len(problems)
     known = [field.name for field in fields(Fault) if field.name != "kind"]
     if kind not in KINDS:
         problems.append(f"GEMCTL_INJECT: {kind!r} is none of {', '.join(KINDS)}")
@@ -118,7 +119,16 @@ def _parse_one(text: str, problems: list[str]) -> Fault:
             problems.append(f"GEMCTL_INJECT: {key}={value!r} is not a whole number")
         else:
             values[key] = value if key in CHOICES else int(value)
-    return Fault(kind, **values)  # type: ignore[arg-type]
+    fault = Fault(kind, **values)  # type: ignore[arg-type]
+    return fault if len(problems) > before else _possible(fault, problems)
+
+
+def _possible(fault: Fault, problems: list[str]) -> Fault:
+    if fault.kind in get_args(Planted) and fault.stage != "step":
+        problems.append(f"GEMCTL_INJECT: {fault.kind} needs stage=step, not stage={fault.stage}")
+    elif fault.point is not None and fault.stage != "save":
+        problems.append(f"GEMCTL_INJECT: point={fault.point}: is of stage=save, not of stage={fault.stage}")
+    return fault
 
 
 _seen: Counter[Fault] = Counter()

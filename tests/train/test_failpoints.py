@@ -81,6 +81,19 @@ def test_all_problems_are_told() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("kill:point=upload", "point=upload: is of stage=save, not of stage=step"),
+        ("nan:stage=save,point=hash", "nan needs stage=step, not stage=save"),
+    ],
+)
+def test_a_fault_that_can_never_occur_is_refused(text: str, problem: str) -> None:
+    with pytest.raises(InputError) as error:
+        parse(text)
+    assert error.value.problems == [f"GEMCTL_INJECT: {problem}"]
+
+
+@pytest.mark.parametrize(
     ("rank", "stage", "step", "attempt"), [(0, "step", 3, 1), (1, "save", 3, 1), (1, "step", 2, 1), (1, "step", 3, 2)]
 )
 def test_nothing_happens_elsewhere(
