@@ -38,7 +38,8 @@ def run(args: argparse.Namespace) -> RunList:
         except (InputError, OSError) as error:
             unreadable += _problems(error)
     if closed := closed_folders(args.root):  # most of them, where many users share a root
-        unreadable.append(f"{args.root}: {len(closed)} folders that you may not read: Permission denied")
+        folders = "1 folder" if len(closed) == 1 else f"{len(closed)} folders"
+        unreadable.append(f"{args.root}: {folders} that you may not read: Permission denied")
     return RunList(args.root, statuses, unreadable, older)
 
 

@@ -66,8 +66,10 @@ def _submission(value: SubmissionStatus) -> str:
         by = value.job.detail
     elif value.pid is not None:
         by = f"process {value.pid} on host {value.host}"
-    else:
-        by = "not started yet" if value.time is None else ""
+    elif value.time is not None:
+        by = ""
+    else:  # a copy has attempts, but no supervisor
+        by = "no supervisor of this directory" if value.started else "not started yet"
     when = "" if value.time is None else f" at {_time(value.time)}"
     return f"submission {value.number}, launcher={value.kind}{when}" + (f": {by}" if by else "")
 

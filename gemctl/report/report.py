@@ -196,7 +196,7 @@ def _notes(report: Report) -> list[str]:
         notes.append(f"steps skipped for a loss spike (train.spike): {report.spikes}")
     if report.passed_over:
         steps = ", ".join(map(str, report.passed_over))
-        notes.append(f"the batches of steps {steps} (from 0) were skipped, as their gradients were not finite")
+        notes.append(f"batches skipped, as their gradients were not finite: of step {steps} (counted from 0)")
     if report.unaccounted is not None and report.unaccounted > 0.05:
         notes.append(f"{report.unaccounted:.1%} of the time is unaccounted for, more than the expected 5%")
     return notes

@@ -37,7 +37,8 @@ class AttemptStatus:
 
 @dataclass(frozen=True)
 class SubmissionStatus:
-    """The newest submission: when and for which launcher; `host`, `pid`, `job`: what runs it."""
+    """The newest submission: when and for which launcher; `host`, `pid`, `job`: what runs it; `started`: whether it has
+    made an attempt."""
 
     number: int
     kind: str
@@ -45,6 +46,7 @@ class SubmissionStatus:
     host: str | None
     pid: int | None
     job: Job | None
+    started: bool
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,7 @@ def status(run: RunDir, job: Job | None = None) -> RunStatus:
         path=str(run.path),
         state=_state(run, submission, found[-1] if found else None, attempts, job),
         created=info["created"],
-        submission=_submission(submission, job) if submission is not None else None,
+        submission=_submission(submission, job, found) if submission is not None else None,
         attempts=attempts,
         checkpoint=None if saved is None else saved.path.name,
         checkpoint_step=None if saved is None else saved.step,
@@ -189,10 +191,11 @@ def _unstarted(run: RunDir, submission: Submission, job: Job | None) -> str:
     return "withdrawn" if withdrawn else "not started"
 
 
-def _submission(submission: Submission, job: Job | None) -> SubmissionStatus:
+def _submission(submission: Submission, job: Job | None, attempts: list[Attempt]) -> SubmissionStatus:
     facts: dict[str, Any] = submission.submitted() or {}
     number, kind = submission.number, submission.kind
-    return SubmissionStatus(number, kind, facts.get("time"), facts.get("host"), facts.get("pid"), job)
+    started = any(map(submission.made, attempts))
+    return SubmissionStatus(number, kind, facts.get("time"), facts.get("host"), facts.get("pid"), job, started)
 
 
 def _attempt(attempt: Attempt) -> AttemptStatus:

@@ -4,6 +4,7 @@ import argparse
 import inspect
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -24,6 +25,7 @@ from gemctl.launch.follow import wait_for_start
 from gemctl.launch.liveness import attempt_of, is_starting, refuse_running
 from gemctl.launch.submit import check_config
 from gemctl.launchers import api, local
+from gemctl.render.status import _submission as submission_line
 from gemctl.run import requests
 from gemctl.run.attempt import Attempt, Base, Heartbeat, claim
 from gemctl.run.directory import RunDir
@@ -246,6 +248,21 @@ def test_the_process_of_a_copied_run_is_the_originals_alone(run: RunDir, tmp_pat
     assert [one is not None for one in found] == [True, True, False]
     run.path.rename(tmp_path / "gone")
     assert submissions(RunDir(copy))[-1].submitted() is not None  # it may as well have been moved
+
+
+def test_status_of_a_copy_does_not_call_it_unstarted(run: RunDir, tmp_path: Path) -> None:
+    def line(path: Path) -> str:
+        value = status.run(argparse.Namespace(run=str(path), root="."))
+        assert value.submission is not None
+        return submission_line(value.submission)
+
+    assert _submit(run).number == 1
+    assert line(run.path) == "submission 1, launcher=local: not started yet"
+    submissions(run)[-1].write_process(os.getpid())
+    _start(run, 1).write_end("finished", step=7)
+    assert line(run.path).endswith(f": process {os.getpid()} on host {socket.gethostname()}")
+    copy = Path(shutil.copytree(run.path, tmp_path / run.run_id))
+    assert line(copy) == "submission 1, launcher=local: no supervisor of this directory"
 
 
 def test_stop_reports_a_run_without_processes(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
