@@ -303,8 +303,11 @@ def _lower_priority() -> None:
     """Gives this thread a tenth of a training thread's share where cores are scarce (Linux: nice is per thread).
 
     While training waits for the save it leaves its cores idle, so a save is delayed by training's own work at most.
+    Under `nice -n 15 gemctl train` it stays as it is: only root may raise a priority.
     """
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+    thread = threading.get_native_id()
+    if os.getpriority(os.PRIO_PROCESS, thread) < NICE:
+        os.setpriority(os.PRIO_PROCESS, thread, NICE)
 
 
 def _joined(parts: list[dict[str, Any]]) -> _Failure | None:

@@ -3,6 +3,7 @@
 import os
 import signal
 import struct
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
@@ -12,6 +13,7 @@ from statistics import median
 import pytest
 import torch
 
+from gemctl.checkpoint import save
 from gemctl.checkpoint.content import content_sum
 from gemctl.checkpoint.pieces import Piece
 from gemctl.checkpoint.retention import remove_half_written
@@ -24,6 +26,18 @@ from tests.checkpoint import checkpoint_ranks as ranks
 from tests.checkpoint.checkpoint_world import ROWS, add_attempt, make_run
 from tests.support.waiting import wait_for
 from tests.support.world import WorldError, run_world
+
+
+@pytest.mark.parametrize(("before", "after"), [(0, 10), (19, 19)])
+def test_the_thread_that_writes_yields_to_training_and_stays_nicer_if_it_is(before: int, after: int) -> None:
+    def lowered() -> int:
+        thread = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, thread, max(before, os.getpriority(os.PRIO_PROCESS, thread)))
+        save._lower_priority()
+        return os.getpriority(os.PRIO_PROCESS, thread)
+
+    with ThreadPoolExecutor(1) as threads:
+        assert threads.submit(lowered).result() == max(after, os.getpriority(os.PRIO_PROCESS, 0))
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
