@@ -12,6 +12,7 @@ import importlib
 import inspect
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -57,7 +58,8 @@ def _in_process(function: str, request: str) -> str:
     )
     if done.returncode != 0:
         how = describe_exit(done.returncode)
-        raise GemctlError(f"the process of {function} failed ({how}); its messages are above")
+        where = "" if done.returncode == -signal.SIGKILL else "; its messages are above"  # SIGKILL leaves none
+        raise GemctlError(f"the process of {function} failed ({how}){where}")
     return done.stdout
 
 

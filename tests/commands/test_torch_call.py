@@ -4,6 +4,7 @@ import ast
 import inspect
 import json
 import os
+import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,6 +69,15 @@ def test_errors_for_the_user_come_back(error: str, kind: type[GemctlError], mess
     with pytest.raises(GemctlError) as raised:
         torch_call.call(f"{HERE}:refused", dict[str, Any], error=error)
     assert (type(raised.value), str(raised.value)) == (kind, message)
+
+
+@pytest.mark.parametrize(("code", "said"), [(-9, "(killed by SIGKILL)"), (1, "(exit code 1); its messages are above")])
+def test_a_process_that_dies_is_told(code: int, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_call, "_in_process", IN_PROCESS)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], code, ""))
+    with pytest.raises(GemctlError) as raised:
+        torch_call.call(f"{HERE}:process_of", list[int], text="")
+    assert str(raised.value) == f"the process of {HERE}:process_of failed {said}"
 
 
 def test_defects_keep_their_traceback() -> None:
