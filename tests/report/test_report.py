@@ -1,5 +1,6 @@
 """The report joins attempts, accounts for every rank-second, and says the same in the terminal, as JSON and as HTML."""
 
+import dataclasses
 import html
 import io
 import json
@@ -19,7 +20,7 @@ from gemctl.launch.progress import Progress
 from gemctl.render.page import diff_html, report_html
 from gemctl.render.show import plain, rendered
 from gemctl.report.compare import compare
-from gemctl.report.report import build
+from gemctl.report.report import _notes, build
 from gemctl.report.resources import GpuMemory
 from gemctl.run.attempt import Attempt, Base, claim
 from gemctl.run.base import RolledBack, record_rollback
@@ -320,6 +321,8 @@ def test_stragglers_saves_and_roll_backs_are_told(run: RunDir) -> None:
     assert (worst.ratio, worst.part, worst.lost) == (2.5, "dense_backward", 40.0)
     assert worst.share == pytest.approx(40 / (RANKS * (2 * 5.0 + 60))) and other.rank == 1
     assert (report.saves.saved, report.saves.first_stall, report.saves.stall, report.saves.most) == (3, 2.0, 0.375, 2.0)
+    skipped = "batches skipped, as their gradients were not finite: of step 30 (counted from 0)"
+    assert skipped in _notes(dataclasses.replace(report, passed_over=[30]))
     back, recovered = report.attempts
     assert back.rolled_back is not None and back.rolled_back.startswith("rank 2: step 30: a gradient is not finite")
     assert recovered.recovery_s is not None and recovered.first_step_s is not None

@@ -58,6 +58,16 @@ def test_list_has_every_run(run: RunDir) -> None:
     assert [found.run_id for found in value.runs] == [run.run_id]
 
 
+@pytest.mark.parametrize(("closed", "said"), [(1, "1 folder"), (2, "2 folders")])
+def test_list_counts_the_folders_that_are_closed(
+    closed: int, said: str, run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listing, "closed_folders", lambda _: [Path("x")] * closed)
+    root = str(run.path.parent.parent)
+    value = listing.run(argparse.Namespace(root=root, last=None, json=False))
+    assert value.unreadable == [f"{root}: {said} that you may not read: Permission denied"]
+
+
 def test_list_shows_the_newest_and_counts_the_others(tmp_path: Path) -> None:
     for number in range(60):
         folder = tmp_path / "demo" / f"20261130-0000{number:02}-abcd"
