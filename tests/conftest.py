@@ -19,12 +19,12 @@ FAST_SHARE = {
     "cluster": 5,
     "commands": 20,
     "config": 10,
-    "data": 25,
-    "kernels": 40,
+    "data": 20,
+    "kernels": 30,
     "launch": 50,
     "mesh": 5,
     "model": 25,
-    "parallel": 60,
+    "parallel": 55,
     "plan": 20,
     "ranks": 15,
     "recover": 50,
@@ -34,9 +34,26 @@ FAST_SHARE = {
     "slurm": 5,
     "specs": 5,
     "support": 15,
-    "train": 40,
+    "train": 60,
 }
-SLOW_SHARE: dict[str, float] = {}
+SLOW_SHARE = {
+    "bench": 300,
+    "chaos": 480,
+    "checkpoint": 150,
+    "commands": 60,
+    "config": 15,
+    "data": 60,
+    "kernels": 180,
+    "launch": 210,
+    "model": 210,
+    "parallel": 420,
+    "ranks": 120,
+    "recover": 180,
+    "report": 60,
+    "run": 90,
+    "slurm": 690,
+    "train": 60,
+}
 _seconds: dict[str, float] = defaultdict(float)
 
 

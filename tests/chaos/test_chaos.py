@@ -39,7 +39,8 @@ def test_the_suite_objects_to_what_is_wrong(root: Path) -> None:
     assert said["another state"] and all(" of its norm" in line for line in said["another state"])
     assert "the position is" in said["an earlier state"][0]
     assert any("outlived its command" in line for line in said["an orphan"])
-    assert said["a lost checkpoint"] == [f"step_{STEPS - 2}.a2 was published and is gone"]
+    (lost,) = said["a lost checkpoint"]  # of the first attempt, if it was killed late
+    assert re.fullmatch(rf"step_{STEPS - 2}\.a[12] was published and is gone", lost)
     assert any(
         re.search("from step 2, though step [46] was published", line) for line in said["a passed over checkpoint"]
     )

@@ -136,7 +136,7 @@ def test_runs_that_learn_nothing_fail_once(tmp_path: Path) -> None:
     """All losses not finite; all labels null, at the end of the first epoch. Nothing is saved or tried again."""
     nan = ";".join(f"nan:step={step}" for step in range(3))
     ended = _go(tmp_path / "nan", nan, "train.steps=3")
-    assert ended.error == "RunFailed" and "none of the 3 steps was taken" in ended.message
+    assert ended.error == "RunFailed" and "none of the 3 steps was applied" in ended.message
     assert "not tried again: another attempt would see the same rows" in ended.message
     _null_labels(tmp_path / "null")
     ended = _go(tmp_path / "null", "", "train.steps=20")
